@@ -1,9 +1,9 @@
-//! Small programs to read and run. This library tests the programs in README.md and docs/.
+//! Small programs to read and run. This library tests the programs in docs/.
 
-/// The program in README.md.
+/// The program of docs/own-program.md.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-pub struct Readme;
+#[doc = include_str!("../docs/own-program.md")]
+pub struct OwnProgram;
 
 /// The first program of docs/placement.md.
 #[cfg(doctest)]

@@ -1,4 +1,4 @@
-//! The program of README.md: a perceptron learns which points are near the origin, on as many ranks
+//! The program of docs/own-program.md: a perceptron learns which points are near the origin, on as many ranks
 //! as a launcher starts.
 
 use ddp::comm::{Options, World};

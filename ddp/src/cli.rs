@@ -7,11 +7,14 @@ mod command;
 mod train;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use ddp_data::files::is_table;
+use ddp_data::words::pasted;
+use ddp_tables::possible_labels;
 use serde_json::json;
 
 pub(crate) use self::command::Command;
@@ -76,13 +79,18 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
     }
 }
 
-/// The refusal of a command, or of a flag of training or its value, whose name here is known.
+/// The refusal of a command, or of a flag of training or its value, whose name here is known, and of
+/// a file without a flag.
 fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
     let command = words.get(1)?.to_string_lossy();
+    let stray = text(ContextKind::InvalidSubcommand).or(text(ContextKind::InvalidArg));
+    if let Some(file) = stray.filter(|it| !it.starts_with('-') && Path::new(it).is_file()) {
+        return Some(format!("{file}: expected a flag; help: {}", of_file(file)));
+    }
     if text(ContextKind::InvalidSubcommand).is_some_and(|it| it == command) {
         let here = meant(&format!("command={command}"))?;
         return Some(format!("{command}: no such command; help: {here}"));
@@ -97,6 +105,23 @@ fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String>
     let is_training = ["train", "resume"].contains(&&*command) || command.starts_with('-');
     let here = meant(&given).filter(|_| is_training)?;
     Some(format!("{given}: no such {what}; help: {here}"))
+}
+
+/// What to write for a file that is given without a flag.
+fn of_file(file: &str) -> String {
+    let path = Path::new(file);
+    let labels = is_table(path).then(|| possible_labels(path).ok()).flatten();
+    let labels = labels.unwrap_or_default();
+    let labels: Vec<_> = labels.iter().map(|name| pasted([&**name])).collect();
+    let data = format!("write --data {}", pasted([file]));
+    match &labels[..] {
+        [] => data,
+        [label] => format!("{data} --labels {label}"),
+        all => format!(
+            "{data} --labels COLUMN; these could be labels: {}",
+            all.join(", ")
+        ),
+    }
 }
 
 /// `DDP_DEVICE in the environment: ` if the wrong value comes from there and not from `words`.

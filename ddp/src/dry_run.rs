@@ -81,7 +81,7 @@ fn length(run: &Rehearsal) -> String {
         _ => every("evaluated", plan.eval_every),
     };
     let best = if run.held_out_rows > 0 {
-        ", and at each best evaluation"
+        ", and the best by evaluation"
     } else {
         ""
     };

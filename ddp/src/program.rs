@@ -185,7 +185,9 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::ShowTokens(flags) => show_tokens::show_tokens(&flags, world, &mut say),
         Command::Inspect(it) => inspect::inspect(&it.path, it.json, &mut say),
-        Command::Report(it) => report::report(&it.folders, it.out.as_deref(), &mut say),
+        Command::Report(it) => {
+            report::report(&it.folders, it.out.as_deref(), it.svg.as_deref(), &mut say)
+        }
         Command::Compare(it) => {
             let make: compare::MakeProgram = |config| Box::new(TrainProgram::new(config));
             let replay = it.replay.then_some(make);

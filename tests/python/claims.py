@@ -380,16 +380,16 @@ def advice_is_in_words_of_python():
     pandas = need("pandas")
     frame = pandas.DataFrame({"id": [f"n{number}" for number in range(200)], "home town": ["a", "b"] * 100, "x": X[:, 0], "free text": [f"t{number}" for number in range(200)], "y": Y})
     frame.loc[3, "x"] = numpy.nan
-    error = raises(ddp_train.DataError, "help", ddp_train.train, frame, "y", out="run")
+    error = raises(ddp_train.DataError, "help", ddp_train.train, frame, "y", plain=True, out="run")
     assert 'give categorical=["home town"], drop=["id", "free text"], missing="mean"; if' in str(error), error
     raises(ddp_train.SettingError, "give val_split=0.2", ddp_train.train, X, Y, stop_after=3, out="run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ddp_train.train(frame.assign(id=numpy.arange(200)), "y", categorical=["home town"], drop=["free text"], missing="mean", out="run", **SHORT).wait()
+        ddp_train.train(frame.assign(id=numpy.arange(200)), "y", categorical=["home town"], drop=["free text"], missing="mean", plain=True, out="run", **SHORT).wait()
     said = [str(it.message) for it in caught]
     assert any('leave them out: drop=["id"]' in it for it in said) and any('set normalize="standard"' in it for it in said), said
     if importlib.util.find_spec("sklearn"):
-        raises(ValueError, 'give missing="mean"', ddp_train.Trainer(task="classification").fit, frame[["x"]], Y)
+        raises(ValueError, 'give missing="mean"', ddp_train.Trainer(task="classification", plain=True).fit, frame[["x"]], Y)
 
 
 def texts_that_count_as_missing_are_named():
@@ -416,10 +416,26 @@ def texts_that_count_as_missing_are_named():
         ddp_train.train(whole, "y", categorical="auto", missing="mean", out="whole", **SHORT).wait()
 
 
+def frames_need_no_settings_and_pandas_categories_may_be_numbers():
+    pandas = need("pandas")
+    frame = pandas.DataFrame({"code": pandas.Categorical(numpy.arange(200) % 3 + 5), "x": X[:, 0], "town": ["a", "b"] * 100, "y": X[:, 0] + numpy.arange(200) % 3 % 2})
+    run = ddp_train.train(frame, "y", steps=300, threads=1, out="numbers").wait()
+    assert '"code=5", "code=6", "code=7"' in run._last("start").data, run._last("start")
+    # A category of the model is the same in a frame where it is a number.
+    assert (run.predict(frame) == run.predict(frame.astype({"code": int}))).all()
+    found = run.importances(frame, "y")
+    assert list(found)[:2] == ["x", "code"] and set(found) == {"x", "code", "town"} and found["code"] > 0.1 > abs(found["town"]), found
+    assert {**found, "y": 0} == run.importances(frame, frame["y"].to_numpy())
+    run = ddp_train.train(frame.drop(columns="y"), "code", steps=1, threads=1, out="classes").wait()
+    assert run.classes == [5, 6, 7]
+    plain = ddp_train.train(frame[["code", "x", "y"]], "y", plain=True, steps=1, threads=1, out="plain").wait()
+    assert '2 features: "code", "x"' in plain._last("start").data, plain._last("start").data
+
+
 def frames_that_are_refused_say_why():
     pandas = need("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"], "y": [0, 1]})
-    raises(ddp_train.DataError, 'give categorical=["b"]', ddp_train.train, frame, "y", out="run")
+    raises(ddp_train.DataError, 'give categorical=["b"]', ddp_train.train, frame, "y", plain=True, out="run")
     raises(ddp_train.Error, "nothing", ddp_train.train, frame, "nothing", out="run")
     raises(ValueError, "shape (0, 3)", ddp_train.train, frame[:0], "y", out="run")
     assert "a" not in ddp_train.train(frame, frame["a"], categorical="b", out="series", **SHORT).wait()._last("start").data.split("features:")[1]

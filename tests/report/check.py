@@ -57,6 +57,29 @@ CONTRAST = """
 """
 
 
+# Numbers of axes that are not inside their chart's card, and words of tables and figures that a line break divides.
+CUT = """
+(() => {
+  const cut = [];
+  for (const label of document.querySelectorAll(".chart .xs span, .chart .ys span")) {
+    const card = label.closest(".chart").getBoundingClientRect(), box = label.getBoundingClientRect();
+    if (box.left < card.left || box.right > card.right) cut.push("outside of its card: " + label.textContent);
+  }
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    if (!text.parentElement.closest("td, th, dt, dd") || text.parentElement.closest("details:not([open])")) continue;
+    for (const word of [...text.data.matchAll(/[^\\s,=:/_-]{2,}/gu)].filter(([word]) => /^[\\p{L}\\d.]{2,14}$/u.test(word))) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) cut.push("divided: " + word[0]);
+    }
+  }
+  return cut.slice(0, 8);
+})()
+"""
+
+
 # A chart's visible dots, and its axes as pairs of a label's number and its position.
 POSITIONS = """
 ((chart) => {
@@ -215,6 +238,8 @@ class Checks:
             " const b = e.getBoundingClientRect(); return !e.closest('.scroll, .skip') && b.width && (b.right > innerWidth + 0.5 || b.left < -0.5)"
             "}).map(e => e.textContent.slice(0, 40)).slice(0, 5)")
         self.expect(not beyond, f"it is cut off at the sides: {beyond}")
+        cut = self.browser.value(CUT)
+        self.expect(not cut or self.name == "hostile", f"cut: {cut}")
 
     def curves(self):
         drawn = self.browser.value(

@@ -13,6 +13,7 @@ use crate::request::{DataRequest, Trained};
 use crate::sampler::Split;
 use crate::scan::{self, Found, IsTrainedOn, LabelsFound};
 use crate::setting::{DROP, MISSING, STRATIFY};
+use crate::words::pasted;
 
 /// The most bytes of targets that are read only to see how large they are.
 const SAMPLED_BYTES_MAX: u64 = 1 << 20;
@@ -108,7 +109,9 @@ impl Scan<'_> {
             (Some(model), _) => (Some(model.plan.fill.clone()), ""),
             (None, Missing::Error) => return Ok(None),
             (None, Missing::Zero) => (Some(zeros.clone()), " in the rows that are trained on"),
-            (None, Missing::Mean) => (None, " in the rows that are trained on"),
+            (None, Missing::Mean | Missing::Indicator) => {
+                (None, " in the rows that are trained on")
+            }
         };
         if let Some(given) = given
             .as_ref()
@@ -149,13 +152,17 @@ impl Scan<'_> {
         }
         let empty = parts.iter().position(|part| *part == 0.0);
         ensure!(
-            empty.is_none(),
+            empty.is_none() || how == Missing::Indicator,
             "{}: column \"{}\": {MISSING} mean: expected a number in some row that is trained on, got none; help: leave the \
-             column out with {DROP}",
+             column out: {DROP} {}",
             source.place(),
-            source.feature(empty.unwrap_or(0))
+            source.feature(empty.unwrap_or(0)),
+            pasted([&*source.feature(empty.unwrap_or(0))])
         );
-        let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
+        let mean = |(sum, part): (&f64, &f64)| match *part {
+            0.0 => 0.0,
+            part => (sum / part) as f32,
+        };
         Ok(Some(sums.iter().zip(parts).map(mean).collect()))
     }
 

@@ -20,11 +20,16 @@ ddp_kernels::choices! {
         Mean = "mean",
         /// Replace it by 0
         Zero = "zero",
+        /// In tables: as mean, and another feature is 1 where it is missing
+        Indicator = "indicator",
     }
 }
 
 /// In `TableSettings::categorical`: every column of texts.
 pub const AUTO: &str = "auto";
+/// In `TableSettings::categorical`: of every column of texts the values that are common; dates
+/// become numbers, free text and identifiers are left out.
+pub const COMMON: &str = "common";
 
 /// How a user wants the columns of tables to be read. Fields are named after the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +50,49 @@ pub struct ColumnPlan {
     /// The values of a categorical column, sorted: each becomes a feature that is 1 where a cell
     /// has this value, else 0. `None` for a column of numbers, which is one feature.
     pub values: Option<Vec<String>>,
+    /// Its other features. Versions up to 0.8 had none.
+    #[serde(default, skip_serializing_if = "MoreFeatures::is_none")]
+    pub more: MoreFeatures,
+}
+
+/// What a column becomes besides its number or its values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MoreFeatures {
+    /// Nothing.
+    #[default]
+    None,
+    /// 1 for other values.
+    Other,
+    /// 1 where the number is missing.
+    Missing,
+    /// The column is of dates: its number is days since `first`, which counts from 1970, and these
+    /// are sine and cosine of month and weekday.
+    Date {
+        /// The first day.
+        first: i64,
+    },
+}
+
+impl MoreFeatures {
+    fn is_none(&self) -> bool {
+        *self == MoreFeatures::None
+    }
+
+    /// What their names add to that of the column.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            MoreFeatures::None => &[],
+            MoreFeatures::Other => &["=(other)"],
+            MoreFeatures::Missing => &[" (missing)"],
+            MoreFeatures::Date { .. } => &[
+                " (month, sine)",
+                " (month, cosine)",
+                " (weekday, sine)",
+                " (weekday, cosine)",
+            ],
+        }
+    }
 }
 
 /// How cells become features, apart from their normalization.
@@ -62,6 +110,7 @@ impl ColumnPlan {
         ColumnPlan {
             name: name.to_string(),
             values: None,
+            more: MoreFeatures::None,
         }
     }
 
@@ -70,18 +119,26 @@ impl ColumnPlan {
         self.values.is_some()
     }
 
+    /// Whether it is one feature, its number.
+    pub fn is_number(&self) -> bool {
+        self.values.is_none() && self.more.is_none()
+    }
+
     /// How many features it becomes.
     pub fn width(&self) -> usize {
-        self.values.as_ref().map_or(1, Vec::len)
+        self.values.as_ref().map_or(1, Vec::len) + self.more.names().len()
     }
 
     /// The names of its features.
     pub fn feature_names(&self) -> Vec<String> {
         let of_value = |value: &String| format!("{}={value}", self.name);
-        match &self.values {
+        let mut names = match &self.values {
             None => vec![self.name.clone()],
             Some(values) => values.iter().map(of_value).collect(),
-        }
+        };
+        let more = self.more.names().iter();
+        names.extend(more.map(|more| format!("{}{more}", self.name)));
+        names
     }
 }
 
@@ -138,13 +195,33 @@ pub struct Normalization {
     pub shift: Vec<f32>,
     /// What the difference is multiplied by: as many numbers.
     pub scale: Vec<f32>,
+    /// Of numeric labels, the least and the greatest that were trained on, to which predictions are
+    /// clipped. Versions up to 0.8 had none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub range: Vec<[f32; 2]>,
 }
 
 impl Normalization {
     /// Scales bytes to 0 to 1.
     pub(crate) fn of_bytes() -> Normalization {
         let (shift, scale) = (vec![0.0], vec![1.0 / 255.0]);
-        Normalization { shift, scale }
+        Normalization::new(shift, scale)
+    }
+
+    /// Without a range.
+    pub fn new(shift: Vec<f32>, scale: Vec<f32>) -> Normalization {
+        Normalization {
+            shift,
+            scale,
+            range: Vec::new(),
+        }
+    }
+
+    /// The same, which clips what it undoes to the range of these moments.
+    pub(crate) fn clipping(mut self, moments: &Moments) -> Normalization {
+        let ends = moments.least.iter().zip(&moments.greatest);
+        self.range = ends.map(|(least, greatest)| [*least, *greatest]).collect();
+        self
     }
 
     /// Scales all features together to 0 to 1.
@@ -154,10 +231,7 @@ impl Normalization {
         let greatest = greatest.copied().fold(f32::NEG_INFINITY, f32::max);
         // In f64 the difference of two f32 is finite.
         let width = f64::from(greatest) - f64::from(least);
-        Normalization {
-            shift: vec![least],
-            scale: vec![scale_of(width)],
-        }
+        Normalization::new(vec![least], vec![scale_of(width)])
     }
 
     /// Scales each feature to mean 0 and deviation 1. A constant one becomes 0, with a scale of 1.
@@ -176,7 +250,7 @@ impl Normalization {
             }
         };
         let (shift, scale) = (0..moments.mean.len()).map(feature).unzip();
-        Normalization { shift, scale }
+        Normalization::new(shift, scale)
     }
 
     /// Normalizes whole rows of `width` features.
@@ -193,6 +267,17 @@ impl Normalization {
                         *x = (*x - shift) * scale;
                     }
                 }
+            }
+        }
+    }
+
+    /// Undoes `apply` on predictions, which are clipped to the range.
+    pub fn undo_clipped(&self, x: &mut [f32], width: usize) {
+        self.undo(x, width);
+        for row in x.chunks_exact_mut(self.range.len().max(1)) {
+            for (value, [least, greatest]) in row.iter_mut().zip(&self.range) {
+                // NaN stays what it is.
+                *value = value.clamp(*least, *greatest);
             }
         }
     }

@@ -198,7 +198,15 @@ pub(crate) fn dataset(
     let description = describe(&source, &facts, &model.task);
     let is_standard = request.normalize == Scaling::Standard && request.normalizes_targets;
     let targets = facts.targets.as_ref().filter(|_| is_standard);
-    let target_normalization = targets.map(Normalization::standard);
+    let target_normalization = targets.map(|moments| {
+        let standard = Normalization::standard(moments);
+        if request.clips_targets {
+            standard.clipping(moments)
+        } else {
+            standard
+        }
+    });
+    let of_table = source.is_table.then(|| Arc::new(request.clone()));
     let (columns, label, split) = (
         source.columns.clone(),
         source.label.clone(),
@@ -225,6 +233,7 @@ pub(crate) fn dataset(
         normalization: model.normalization,
         target_normalization,
         plan: model.plan,
+        of_table,
         columns: columns.or(model.columns),
         label,
         ..Data::new(Arc::new(train), held_out, description)

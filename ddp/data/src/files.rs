@@ -137,13 +137,35 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
             bail!("its name ends in .gz, but it is not compressed; help: rename it without .gz")
         }
         (None, Some(named)) => named.must_begin.map_or(Ok(named), |why| Err(why.into())),
+        (None, None) if ending == "json" => bail!("{}", json_help(mapped)),
         (None, None) => bail!(
             "expected {}, .txt, or .gz of these, got a file that begins with \"{}\"; help: rename a table to .csv, a \
-             text to learn from to .txt; write JSON as .jsonl, one object a line",
+             text to learn from to .txt",
             endings().collect::<Vec<_>>().join(", "),
             start[..start.len().min(8)].escape_ascii()
         ),
     }
+}
+
+/// What to do about a `.json` file, by its first kilobytes: conversations have fields that tables lack.
+fn json_help(mapped: &Mapped) -> String {
+    let mut start = vec![0; mapped.len().min(4096) as usize];
+    let start = mapped
+        .read(0, &mut start)
+        .map(|()| String::from_utf8_lossy(&start));
+    let start = start.unwrap_or_default();
+    let is_list = start.trim_start().starts_with('[');
+    let mut fields = ["messages", "conversations", "prompt", "text"].iter();
+    let is_of_texts = fields.any(|name| start.contains(&format!("\"{name}\"")));
+    let help = match (is_of_texts, is_list) {
+        (true, true) => {
+            "write each object on a line of a .jsonl file: jq -c '.[]' IN.json >OUT.jsonl"
+        }
+        (true, false) => "rename it to .jsonl, with each object on a line",
+        (false, true) => "pandas.read_json(path).to_csv(other, index=False)",
+        (false, false) => "pandas.read_json(path, lines=True).to_csv(other, index=False)",
+    };
+    format!("expected a table in .csv, or texts in .jsonl, got .json; help: {help}")
 }
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,

@@ -2,7 +2,7 @@
 //! that changes what is trained is printed, and a suspicious one is refused with the setting that
 //! decides it. The rules are pure: callers count, and write the messages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::task::{CLASSES_MAX, TaskKind};
 
@@ -37,6 +37,38 @@ pub(crate) fn are_classes(task: Option<TaskKind>, any_float: bool) -> bool {
         Some(task) => task == TaskKind::Classification,
         None => !any_float,
     }
+}
+
+/// Tables of more rows hold some out; of fewer, what is held out is missed, and says little.
+pub const SMALL_ROWS_MAX: u64 = 2_000;
+/// The part that they hold out, and the most rows.
+const HELD_OUT: f64 = 0.2;
+const HELD_OUT_ROWS_MAX: f64 = 10_000.0;
+/// From here on a part of all rows has each class as often as all have.
+pub(crate) const STRATIFIED_MAX: u64 = 1_000_000;
+/// Whole numbers of tables are classes if there are at most so many, each in so many rows.
+const FEW_CLASSES: usize = 10;
+const FEW_CLASSES_ROWS: u64 = 8;
+
+/// The part of a table's rows that is held out.
+pub(crate) fn held_out(rows: u64) -> f64 {
+    match rows {
+        0..=SMALL_ROWS_MAX => 0.0,
+        _ => HELD_OUT.min(HELD_OUT_ROWS_MAX / rows as f64),
+    }
+}
+
+/// Whether whole numbers of a table, each in so many rows, are classes: few, one after the other,
+/// and none rare. Others are counts, years, ages or grades.
+pub(crate) fn are_few_classes(rows_of: &BTreeMap<i64, u64>) -> bool {
+    let (Some((first, _)), Some((last, _))) = (rows_of.first_key_value(), rows_of.last_key_value())
+    else {
+        return false;
+    };
+    let count = rows_of.len();
+    let are_consecutive = last.abs_diff(*first) + 1 == count as u64;
+    let are_common = rows_of.values().all(|rows| *rows >= FEW_CLASSES_ROWS);
+    (2..=FEW_CLASSES).contains(&count) && are_consecutive && are_common
 }
 
 /// Whether class numbers are names: not 0, 1, 2 … but 1 to 3, -1 and 1, or 0, 2 and 6. -1, 0 and 1
@@ -190,6 +222,16 @@ mod tests {
         assert_eq!(odd(&[(1, 500), (2, 499), (12, 1)]), Some(12));
         assert_eq!(odd(&[(1, 400), (2, 300), (99, 300)]), None);
         assert_eq!(odd(&[(0, 999), (99, 1)]), None);
+    }
+
+    #[test]
+    fn few_consecutive_common_numbers_are_classes() {
+        let are = |numbers: &[(i64, u64)]| are_few_classes(&numbers.iter().copied().collect());
+        assert!(are(&[(0, 8), (1, 100)]) && are(&[(3, 9), (4, 9), (5, 9)]));
+        assert!(!are(&[(0, 7), (1, 100)]) && !are(&[(4, 9), (6, 9), (8, 9)]) && !are(&[(1, 99)]));
+        let many: Vec<(i64, u64)> = (0..11).map(|class| (class, 50)).collect();
+        assert!(!are(&many) && are(&many[..10]));
+        assert_eq!([2000, 2001, 100_000].map(held_out), [0.0, 0.2, 0.1]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The labels of rows as classes or numbers: integers and texts are classes, other numbers are
 //! numbers, unless the task says otherwise.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::setting::Choice;
 
 use crate::error::{Error, Result, bail, ensure};
 use crate::files::Array;
@@ -54,7 +55,9 @@ pub struct TableColumn {
     /// The table.
     pub path: PathBuf,
     /// The place of the cell in this row of a column, for messages.
-    pub place: fn(&Path, &str, u64) -> String,
+    pub place: fn(&TableColumn, u64) -> String,
+    /// Whether rows without a label were left out.
+    pub leaves_out: bool,
 }
 
 /// The labels of all rows.
@@ -69,6 +72,8 @@ pub(crate) struct Labels {
     /// The names of classes that are to be learned, if labels are texts or numbers other than
     /// 0, 1, 2 …
     pub(crate) class_names: Option<Vec<String>>,
+    /// What whole numbers of a table were taken for, and why.
+    pub(crate) choice: Option<String>,
 }
 
 /// How the contents of files become targets.
@@ -115,8 +120,12 @@ const SHOWN: usize = 3;
 const NO_CLASS: i64 = i64::MIN;
 
 impl Labels {
-    /// Labels by their type, or as `task` says.
-    pub(crate) fn new(files: Vec<FileLabels>, task: Option<TaskKind>) -> Result<Labels> {
+    /// Labels by their type, or as `task` says. `is_open`: whole numbers may be either.
+    pub(crate) fn new(
+        files: Vec<FileLabels>,
+        task: Option<TaskKind>,
+        is_open: bool,
+    ) -> Result<Labels> {
         let mut labels = match texts_in(&files)? {
             Some(names) => {
                 let mut labels = Labels::of_texts(files, |text| names.binary_search(text).ok())?;
@@ -137,7 +146,7 @@ impl Labels {
             }
         };
         labels.is_guessed = task.is_none();
-        labels.name_numbers()?;
+        labels.name_numbers(is_open)?;
         Ok(labels)
     }
 
@@ -198,6 +207,7 @@ impl Labels {
             coding,
             is_guessed: false,
             class_names: None,
+            choice: None,
         })
     }
 
@@ -240,25 +250,44 @@ impl Labels {
         }
     }
 
-    /// Makes whole numbers other than 0, 1, 2 …, as -1 and 1 or 1 to 3, the names of classes.
-    fn name_numbers(&mut self) -> Result<()> {
+    /// Makes whole numbers other than 0, 1, 2 …, as -1 and 1 or 1 to 3, the names of classes. If
+    /// `is_open`, those that are hardly classes become targets.
+    fn name_numbers(&mut self, is_open: bool) -> Result<()> {
         if !matches!(self.coding, LabelCoding::Classes) {
             return Ok(());
         }
-        let mut numbers = BTreeSet::new();
+        let mut rows_of = BTreeMap::new();
         let mut block = vec![0; 8192];
         for first in (0..self.rows.rows()).step_by(block.len()) {
             let count = (self.rows.rows() - first).min(block.len() as u64) as usize;
             self.classes(first, &mut block[..count])?;
             heartbeat::beat(Work::ReadsData);
-            numbers.extend(block[..count].iter().copied());
+            for class in &block[..count] {
+                *rows_of.entry(*class).or_default() += 1;
+            }
             // It is refused later, and says nothing about the others.
-            numbers.remove(&NO_CLASS);
-            if numbers.len() > CLASSES_MAX {
-                return Ok(());
+            rows_of.remove(&NO_CLASS);
+            if rows_of.len() > CLASSES_MAX {
+                break;
             }
         }
-        if guess::are_names(&numbers) {
+        if is_open {
+            let (what, other) = match guess::are_few_classes(&rows_of) {
+                true => ("few, consecutive and common: classes", TaskKind::Regression),
+                false => ("many, rare or with gaps: numbers", TaskKind::Classification),
+            };
+            if other == TaskKind::Classification {
+                self.coding = LabelCoding::Values;
+            }
+            self.choice = Some(format!(
+                "the labels are {} different whole numbers, {what} ({TASK} {} takes them for the other)",
+                rows_of.len(),
+                other.name()
+            ));
+        }
+        let numbers: BTreeSet<i64> = rows_of.into_keys().collect();
+        let can_be = self.are_classes() && numbers.len() <= CLASSES_MAX;
+        if can_be && guess::are_names(&numbers) {
             self.class_names = Some(numbers.iter().map(i64::to_string).collect());
             self.coding = LabelCoding::Numbers(numbers.into_iter().collect());
         }
@@ -308,7 +337,7 @@ impl Labels {
     pub(crate) fn place(&self, row: u64) -> String {
         let (file, in_file) = self.rows.find(row);
         match &self.files[file].column {
-            Some(column) => (column.place)(&column.path, &column.name, in_file),
+            Some(column) => (column.place)(column, in_file),
             None => format!("{} (counted from 0)", self.rows.place(row)),
         }
     }

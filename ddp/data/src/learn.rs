@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
-use crate::features::{FeaturePlan, Moments, Normalization, Scaling};
+use crate::features::{ColumnPlan, FeaturePlan, Moments, Normalization, Scaling};
 use crate::files::NumberType;
 use crate::guess;
 use crate::labels::{LabelCell, Labels};
@@ -14,7 +14,7 @@ use crate::scan::{self, LabelsFound};
 use crate::setting::{DATA, DROP, LABELS, NORMALIZE, SEED, TASK, VAL_SPLIT};
 use crate::spec::DataSpec;
 use crate::task::{Classes, TaskSpec};
-use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, some_of};
+use crate::words::{PLAIN_HELP, is_missing, is_written_otherwise, listed, number, pasted, some_of};
 
 /// Numbers of the first rows in which identifiers are looked for.
 const IDENTIFIERS_NUMBERS: usize = 1 << 20;
@@ -174,6 +174,9 @@ fn check_count(labels: &Labels, classes: usize, what: &str, or_numbers: &str) ->
 /// Logs which columns of tables are categorical, and which cells had no number or category.
 pub(crate) fn log_table(source: &OpenFiles) {
     let OpenFiles { setting, path, .. } = source;
+    for note in &source.notes {
+        tracing::info!("{setting} {path}: {note}");
+    }
     let plans = source.plan.iter().flatten();
     let categorical = plans.filter(|plan| plan.is_categorical());
     let categorical: Vec<String> = categorical.map(|plan| plan.name.clone()).collect();
@@ -305,10 +308,15 @@ fn warn_of_identifiers(data: &DataSpec, source: &OpenFiles) -> Result<()> {
     let mut x = vec![0.0; rows as usize * width];
     source.features.read_f32(0, &mut x)?;
     let numbers = |column: usize| x.iter().skip(column).step_by(width).copied().collect();
-    let found = (0..width).filter(|&column| guess::are_identifiers(numbers(column)));
+    let of_plan = |plan: &ColumnPlan| vec![plan.is_number(); plan.width()];
+    let plan = source.plan.as_ref();
+    let are_numbers: Option<Vec<bool>> = plan.map(|all| all.iter().flat_map(of_plan).collect());
+    let is_number = |column: &usize| are_numbers.as_ref().is_none_or(|all| all[*column]);
+    let found = (0..width).filter(is_number);
+    let found = found.filter(|&column| guess::are_identifiers(numbers(column)));
     let names: Vec<String> = found.map(|column| source.feature(column)).collect();
     if !names.is_empty() {
-        let names = names.join(",");
+        let names = pasted(names.iter().map(String::as_str));
         tracing::warn!(
             "{DATA} {data}: features of whole numbers that never repeat, as identifiers do; help: if they are \
              identifiers, leave them out: {DROP} {names}"
@@ -325,7 +333,7 @@ fn warn_of_labels(request: &DataRequest, source: &OpenFiles, facts: &Facts) {
     let name = labels.name();
     let column = |index| format!("column {index} (counted from 0)");
     warn_of_rounding(&format!("{LABELS} {name}"), moments, column);
-    let Normalization { shift, scale } = Normalization::standard(moments);
+    let Normalization { shift, scale, .. } = Normalization::standard(moments);
     let targets = shift.iter().zip(scale.iter().map(|scale| 1.0 / scale));
     let described = |(mean, deviation)| format!("mean {mean:?}, standard deviation {deviation:?}");
     let described: Vec<String> = targets.clone().take(8).map(described).collect();

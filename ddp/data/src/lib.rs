@@ -40,13 +40,17 @@ pub mod words;
 pub use chat::{ChatWriter, Packing};
 pub use dataset::{Dataset, IGNORED, InMemory, RowSpec, counted, read_rows, sampled_hash};
 pub use error::{Error, Result, setting};
-pub use features::{AUTO, ColumnPlan, FeaturePlan, Missing, Normalization, Scaling, TableSettings};
+pub use features::{
+    AUTO, COMMON, ColumnPlan, FeaturePlan, Missing, MoreFeatures, Normalization, Scaling,
+    TableSettings,
+};
 pub use files::safetensors;
+pub use guess::SMALL_ROWS_MAX;
 pub use labels::{FileLabels, TableColumn};
 pub use loader::{Batch, InOrder, Loader, LoaderBuilder, Micro, Origin, Resident, SlotId, Source};
 pub use prepare::{open, prepare};
 pub use ranks::{Alone, Ranks};
-pub use request::{Data, DataRequest, Trained};
+pub use request::{Data, DataRequest, LeftOpen, Trained};
 pub use sampler::Sampler;
 pub use spec::{DataSpec, FilesSpec, TokensSpec};
 pub use task::{

@@ -18,7 +18,7 @@ use ddp_kernels::setting::SettingName;
 
 use crate::dataset::RowSpec;
 use crate::error::{Result, bail, ensure};
-use crate::features::ColumnPlan;
+use crate::features::{ColumnPlan, Missing};
 use crate::files::array::Rows;
 use crate::files::io::refuse;
 use crate::files::{self, Array, Contents, OddCells};
@@ -26,7 +26,7 @@ use crate::labels::{FileLabels, Labels};
 use crate::ranks::{Ranks, must_be_alike};
 use crate::request::Trained;
 use crate::resolve::{self, FoundFiles, LabelPlace, mismatched};
-use crate::setting::{CATEGORICAL, DATA, DROP, VAL_DATA};
+use crate::setting::{CATEGORICAL, DATA, DROP, MISSING, VAL_DATA};
 use crate::spec::FilesSpec;
 use crate::tables::{FileParts, KnownColumns, Tables, WantedColumns};
 use crate::task::LabelName;
@@ -53,6 +53,8 @@ pub(crate) struct OpenFiles {
     pub(crate) plan: Option<Vec<ColumnPlan>>,
     /// Cells of tables that were missing or had an unknown category, by column.
     pub(crate) odd_cells: Vec<OddCells>,
+    /// What was chosen for tables, for people.
+    pub(crate) notes: Vec<String>,
     /// Whether the user named files that hold only labels.
     pub(crate) has_label_files: bool,
     /// The user's files that are read in place: if one changes, the data change.
@@ -157,6 +159,7 @@ struct Opening<'a> {
     /// Of the first file, the names of its features, and the columns or arrays that are left out.
     first: Option<(Option<Vec<String>>, Vec<String>)>,
     odd_cells: Vec<OddCells>,
+    notes: Vec<String>,
 }
 
 /// Opens all of it, `tables` those that are tables. Only headers are read, unless files have to be
@@ -188,6 +191,7 @@ pub(crate) fn open_files(
         labels: Vec::new(),
         first: None,
         odd_cells: Vec::new(),
+        notes: Vec::new(),
     };
     let cache_dir = files.request.cache_dir.as_deref();
     for (path, &is_table) in files.paths.iter().zip(&are_tables) {
@@ -213,7 +217,8 @@ pub(crate) fn open_files(
     let watched = arrays.map(|array| &array.mapped);
     let watched = watched.filter(|file| given.contains(file.path())).cloned();
     let (columns, left_out) = opening.first.take().unwrap_or_default();
-    let is_categorical = |plan: &Vec<ColumnPlan>| plan.iter().any(ColumnPlan::is_categorical);
+    let has_more = |plan: &Vec<ColumnPlan>| !plan.iter().all(ColumnPlan::is_number);
+    let is_open = are_tables[0] && files.request.left_open.task;
     let source = OpenFiles {
         setting: files.setting,
         path: files.spec.path.clone(),
@@ -223,14 +228,19 @@ pub(crate) fn open_files(
         labels: match (&files.labels, model) {
             (LabelPlace::Unwanted, _) => None,
             (_, Some(model)) => Some(Labels::of_task(opening.labels, &model.task)?),
-            (_, None) => Some(Labels::new(opening.labels, files.request.task)?),
+            (_, None) => {
+                let labels = Labels::new(opening.labels, files.request.task, is_open)?;
+                opening.notes.extend(labels.choice.clone());
+                Some(labels)
+            }
         },
         paths: files.paths.clone(),
         is_table: are_tables[0],
         columns,
         left_out,
-        plan: opening.known.plan.filter(is_categorical),
+        plan: opening.known.plan.filter(has_more),
         odd_cells: opening.odd_cells,
+        notes: opening.notes,
         has_label_files: matches!(files.labels, LabelPlace::Files(..)),
     };
     source.features.element()?;
@@ -262,6 +272,13 @@ fn check_settings(files: &FoundFiles<'_>, are_tables: &[bool]) -> Result<()> {
             files.spec.path
         );
     }
+    ensure!(
+        all || table.missing != Missing::Indicator || files.model.is_some(),
+        Usage,
+        "{MISSING} indicator: expected tables (.csv, .tsv, .parquet) as {}, got {}; help: give {MISSING} mean",
+        files.setting,
+        files.spec.path
+    );
     Ok(())
 }
 
@@ -332,6 +349,7 @@ impl Opening<'_> {
         self.labels.extend(file.labels);
         self.first.get_or_insert((file.columns, file.left_out));
         OddCells::add(file.odd_cells, &mut self.odd_cells);
+        self.notes.extend(file.notes);
     }
 
     /// A table, as the crate that reads it gives it.

@@ -13,11 +13,13 @@ use crate::built_in::BuiltIn;
 use crate::error::{Error, Result, ensure};
 use crate::facts::scan;
 use crate::file_rows::{FileData, dataset};
+use crate::files::is_table;
+use crate::labels::Labels;
 use crate::learn::{self, learn};
-use crate::open::open_files;
+use crate::open::{OpenFiles, open_files};
 use crate::ranks::{Alone, Ranks, in_turn};
 use crate::request::{Data, DataRequest};
-use crate::resolve::resolve;
+use crate::resolve::{FoundFiles, files, resolve};
 use crate::setting::{DATA, LABELS, VAL_DATA, VAL_LABELS};
 use crate::spec::{DataSpec, FilesSpec};
 use crate::tables::Tables;
@@ -62,6 +64,21 @@ pub fn open(spec: &DataSpec) -> Result<Data> {
     prepare(&DataRequest::new(spec.clone()), None, &Alone)
 }
 
+/// Opens the files that `found` finds, the same ones on all ranks, and logs what they are.
+fn open_alike<'a>(
+    found: impl Fn() -> Result<FoundFiles<'a>>,
+    tables: Option<&'static dyn Tables>,
+    ranks: &dyn Ranks,
+) -> Result<OpenFiles> {
+    // One rank of a host first, which converts files.
+    let source = in_turn(ranks, || open_files(found()?, tables))?;
+    source.check_alike(ranks)?;
+    if ranks.rank() == 0 {
+        learn::log_table(&source);
+    }
+    Ok(source)
+}
+
 /// Rows of files, to train on or to use a model on.
 fn of_files(
     request: &DataRequest,
@@ -69,20 +86,20 @@ fn of_files(
     tables: Option<&'static dyn Tables>,
     ranks: &dyn Ranks,
 ) -> Result<Data> {
-    let read = |setting, spec, model| -> Result<_> {
-        // One rank of a host first, which converts files.
-        let source = in_turn(ranks, || {
-            open_files(resolve(request, setting, spec, model)?, tables)
-        })?;
-        source.check_alike(ranks)?;
-        let facts = scan(request, &source, model, ranks)?;
-        if ranks.rank() == 0 {
-            learn::log_table(&source);
-        }
-        Ok((source, facts))
-    };
-    let trained = request.trained.as_ref();
-    let (source, facts) = read(DATA, spec, trained)?;
+    let first = in_turn(ranks, || Ok(files(&spec.path, DATA)?.swap_remove(0)))?;
+    let mut request = request.clone();
+    if is_table(&first) {
+        request = request.of_table();
+    }
+    let found = |request| resolve(request, DATA, spec, request.trained.as_ref());
+    let source = open_alike(|| found(&request), tables, ranks)?;
+    if source.is_table {
+        let labels = source.labels.as_ref();
+        let are_classes = labels.is_some_and(Labels::are_classes);
+        request.choose_split(source.features.rows(), are_classes);
+    }
+    let (request, trained) = (&request, request.trained.as_ref());
+    let facts = scan(request, &source, trained, ranks)?;
     let model = match trained {
         Some(trained) => trained.clone(),
         None => learn(request, &source, &facts)?,
@@ -99,7 +116,9 @@ fn of_files(
                 "{VAL_DATA} {}: expected {VAL_LABELS}, since {LABELS} names files; help: give the labels of these rows",
                 spec.path
             );
-            let (val, facts) = read(VAL_DATA, spec, Some(&model))?;
+            let found = || resolve(request, VAL_DATA, spec, Some(&model));
+            let val = open_alike(found, tables, ranks)?;
+            let facts = scan(request, &val, Some(&model), ranks)?;
             val.check_shape(&source)?;
             if ranks.rank() == 0 {
                 learn::warn_of_shared(&val, &source);

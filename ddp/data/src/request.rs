@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::dataset::Dataset;
 use crate::error::{Result, bail, ensure};
-use crate::features::{FeaturePlan, Missing, Normalization, Scaling, TableSettings};
+use crate::features::{COMMON, FeaturePlan, Missing, Normalization, Scaling, TableSettings};
+use crate::guess;
 use crate::ranks::Ranks;
 use crate::setting::{
     CATEGORICAL, DATA, DROP, LABELS, MISSING, NORMALIZE, STRATIFY, TASK, VAL_DATA, VAL_LABELS,
@@ -30,6 +31,8 @@ pub struct Data {
     pub target_normalization: Option<Normalization>,
     /// How cells became features.
     pub plan: FeaturePlan,
+    /// Of tables, the request with what they chose.
+    pub of_table: Option<Arc<DataRequest>>,
     /// The names of features, if their columns have names.
     pub columns: Option<Vec<String>>,
     /// The name of the labels, if they have one.
@@ -87,10 +90,26 @@ pub struct DataRequest {
     pub normalize: Scaling,
     /// Whether `Scaling::Standard` also normalizes numeric targets, as since version 0.7.
     pub normalizes_targets: bool,
+    /// Whether predictions of numeric targets are clipped, as since version 0.9.
+    pub clips_targets: bool,
+    /// What nobody has set: tables choose it.
+    pub left_open: LeftOpen,
     /// Where converted files are kept.
     pub cache_dir: Option<PathBuf>,
     /// The model that the rows are for, if it is trained already.
     pub trained: Option<Trained>,
+}
+
+/// Settings that nobody has given. Fields are named after them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct LeftOpen {
+    pub categorical: bool,
+    pub missing: bool,
+    pub normalize: bool,
+    pub val_split: bool,
+    pub stratify: bool,
+    pub task: bool,
 }
 
 /// What a trained model expects of rows.
@@ -126,6 +145,7 @@ impl Data {
             normalization: None,
             target_normalization: None,
             plan: FeaturePlan::default(),
+            of_table: None,
             columns: None,
             label: None,
             tokenizer: None,
@@ -158,6 +178,7 @@ impl DataRequest {
         DataRequest {
             data: spec,
             normalizes_targets: true,
+            clips_targets: true,
             ..DataRequest::default()
         }
     }
@@ -173,7 +194,7 @@ impl DataRequest {
         let asked = [("the configuration".to_string(), format!("{same:#?}"))];
         ranks.must_match(&asked, "start every rank with the same settings")?;
         ensure!(
-            !self.stratify || self.val_split > 0.0,
+            !self.stratify || self.val_split > 0.0 || self.left_open.val_split,
             Usage,
             "{STRATIFY}: expected {VAL_SPLIT}, the rows that it chooses; help: give both or none"
         );
@@ -197,6 +218,32 @@ impl DataRequest {
             );
         }
         Ok(())
+    }
+
+    /// The same request of a table, with what is chosen before it is read.
+    pub(crate) fn of_table(&self) -> DataRequest {
+        let (mut request, open) = (self.clone(), self.left_open);
+        if open.categorical {
+            request.table.categorical = vec![COMMON.to_string()];
+        }
+        if open.missing {
+            request.table.missing = Missing::Indicator;
+        }
+        if open.normalize {
+            request.normalize = Scaling::Standard;
+        }
+        request
+    }
+
+    /// Chooses how many of these rows are held out, of classes the same part of each.
+    pub(crate) fn choose_split(&mut self, rows: u64, are_classes: bool) {
+        let open = self.left_open;
+        if !open.val_split || self.val_data.is_some() {
+            return;
+        }
+        self.val_split = guess::held_out(rows);
+        let can_be = self.val_split > 0.0 && are_classes && rows <= guess::STRATIFIED_MAX;
+        self.stratify |= open.stratify && can_be;
     }
 
     /// Refuses settings, a model and `val-data` that are for data of another kind.

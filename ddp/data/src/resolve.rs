@@ -9,7 +9,7 @@ use ddp_kernels::setting::SettingName;
 use glob::MatchOptions;
 
 use crate::error::{Error, Result, bail, ensure};
-use crate::features::Missing;
+use crate::features::{COMMON, Missing};
 use crate::files;
 use crate::files::io::is_packed;
 use crate::request::{DataRequest, Trained};
@@ -69,6 +69,12 @@ impl FoundFiles<'_> {
     pub fn allows_missing(&self) -> bool {
         let asked = self.request.table.missing != Missing::Error;
         self.model.map_or(asked, |model| model.plan.fill.is_some())
+    }
+
+    /// Whether columns of tables are chosen by what they hold.
+    pub fn chooses_columns(&self) -> bool {
+        let categorical = &self.request.table.categorical;
+        self.model.is_none() && categorical.iter().any(|name| name == COMMON)
     }
 
     /// The columns that the name of the data has: `table.csv#a,b`.

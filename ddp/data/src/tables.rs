@@ -63,4 +63,6 @@ pub struct FileParts {
     pub plan: Option<Vec<ColumnPlan>>,
     /// Cells of a table that were missing or had an unknown category.
     pub odd_cells: Vec<OddCells>,
+    /// What was chosen for a table, for people.
+    pub notes: Vec<String>,
 }

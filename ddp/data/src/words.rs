@@ -44,6 +44,16 @@ pub fn listed_up_to(most: usize, names: &[String]) -> String {
     }
 }
 
+/// Names as a value to paste in a shell: `id,town`, and in quotes where a shell needs them.
+pub fn pasted<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
+    match names.join(",") {
+        text if names != [""] && text.chars().all(is_plain) => text,
+        text => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 /// How two lists of columns differ.
 pub fn difference(expected: &[String], got: &[String]) -> String {
     let mut pairs = expected.iter().zip(got);
@@ -94,7 +104,7 @@ pub fn is_written_otherwise(text: &str) -> bool {
 }
 
 /// Whether a text is a date by its digits: year, month and day, or the other way round.
-fn is_date(text: &str) -> bool {
+pub fn is_date(text: &str) -> bool {
     let date = text.split(['T', ' ']).next().unwrap_or_default();
     let parts = date.split(['-', '/', '.']);
     let digits = parts.map(|part| {
@@ -116,6 +126,26 @@ pub fn has_leading_zeros(cell: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pasted_names_are_one_word_of_a_shell() {
+        for (names, value) in [
+            (
+                &["id", "home-town_2.5", "größe"][..],
+                "id,home-town_2.5,größe",
+            ),
+            (&["first id", "b"], "'first id,b'"),
+            (&["it's \"$(x)`"], r#"'it'\''s "$(x)`'"#),
+            (&[""], "''"),
+        ] {
+            assert_eq!(pasted(names.iter().copied()), value);
+            let echo = format!("printf %s {value}");
+            let shell = std::process::Command::new("sh")
+                .args(["-c", &echo])
+                .output();
+            assert_eq!(shell.unwrap().stdout, names.join(",").as_bytes());
+        }
+    }
 
     #[test]
     fn whole_numbers_with_leading_zeros_are_names_of_digits() {

@@ -54,6 +54,14 @@ impl Config {
         map
     }
 
+    /// The names of settings that are not at their default.
+    pub(crate) fn changed(&self) -> Vec<String> {
+        let defaults = Config::default().to_json();
+        let given = self.to_json().into_iter();
+        let changed = given.filter(|(name, value)| defaults.get(name) != Some(value));
+        changed.map(|(name, _)| name).collect()
+    }
+
     /// The settings that a checkpoint was saved with, checked.
     pub fn of_checkpoint(opened: &Opened) -> Result<Config> {
         let State { config, task, .. } = &opened.state;

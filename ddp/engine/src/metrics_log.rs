@@ -12,8 +12,8 @@ mod events;
 pub(crate) use self::cut::{LockedLog, checkpoints, has_ended_well, is_of_job};
 pub(crate) use self::events::DONE;
 pub use self::events::{
-    EndEvent, EvalEvent, LogEvent, RanksEvent, ResumeEvent, RunOutcome, SampleEvent, SampleText,
-    StartEvent, StartWorld, StepEvent,
+    EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome, SampleEvent,
+    SampleText, StartEvent, StartWorld, StepEvent,
 };
 
 use std::collections::BTreeMap;
@@ -50,7 +50,15 @@ pub struct MetricsLog {
 pub(crate) type LastSteps = BTreeMap<String, u64>;
 
 /// The events that a step has at most once.
-const ONCE: [&str; 5] = ["step", "eval", "sample", "checkpoint", "confusion"];
+const ONCE: [&str; 7] = [
+    "step",
+    "eval",
+    "sample",
+    "checkpoint",
+    "confusion",
+    "baselines",
+    "predictions",
+];
 
 /// The fields that tell lines apart.
 #[derive(Deserialize)]

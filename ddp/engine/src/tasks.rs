@@ -1,6 +1,7 @@
 //! Tasks: one file or folder for each. A new task is a folder here, a line in `of`, and a variant
 //! of `TaskSpec`.
 
+mod baselines;
 mod best;
 mod cells;
 mod classes;
@@ -11,6 +12,8 @@ mod task;
 
 use ddp_data::TaskSpec;
 
+pub use self::baselines::Baselines;
+pub(crate) use self::baselines::{beside, mean_of_folds};
 pub use self::best::BestBy;
 pub use self::cells::cell;
 pub use self::classes::ClassWeights;

@@ -7,8 +7,10 @@
 mod agree;
 mod bf16;
 mod build;
+mod choices;
 mod division;
 mod fitting;
+mod folds;
 mod matmuls;
 mod nonfinite;
 mod opening;
@@ -23,7 +25,7 @@ mod training;
 mod trial;
 
 use ddp_comm::World;
-use ddp_data::Data;
+use ddp_data::{Data, LeftOpen};
 use ddp_kernels::ops::{bf16_order, with_bf16_order};
 use ddp_kernels::transfer::{Phase, in_phase};
 
@@ -73,10 +75,16 @@ struct Training<'a> {
 impl Trains for Training<'_> {
     type Ready = ReadyRun;
 
-    fn open_data(&mut self, world: &World) -> Result<Data> {
+    fn open_data(&mut self, world: &World) -> Result<Option<Data>> {
         // A GPU that cannot be used is found while the others do not wait.
         devices::of_run(self.options.at_start, world)?;
-        build::data(self.options.at_start, self.program, world, None)
+        let data = build::data(self.options.at_start, self.program, world, None)?;
+        // What a table has chosen, a resumed run may have otherwise.
+        let chooses = |data: &Data| {
+            let table = data.of_table.as_ref();
+            table.is_some_and(|request| request.left_open != LeftOpen::default())
+        };
+        Ok((!chooses(&data)).then_some(data))
     }
 
     fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<ReadyRun>> {
@@ -84,8 +92,8 @@ impl Trains for Training<'_> {
     }
 
     fn train(&mut self, ready: ReadyRun, world: &World, session: &mut Session) -> Result<Next> {
-        let (options, program) = (session.chosen(self.options), &mut *self.program);
-        let new = || TrainingRun::new(options, program, world, ready, session);
+        let program = &mut *self.program;
+        let new = || TrainingRun::new(program, world, ready, session);
         Ok(in_phase(Phase::Setup, new)?.train())
     }
 }

@@ -44,7 +44,8 @@ impl Sequential {
         self.push_named(&name, layer);
     }
 
-    /// Adds a layer with this name instead of a number. It may have dots: `blocks.0`.
+    /// Adds a layer with this name instead of a number. It may have dots: `blocks.0`. Without a
+    /// name the layer's own names are those of the model.
     pub(crate) fn push_named(&mut self, name: &str, layer: Box<dyn Module>) {
         self.names.push(name.to_string());
         self.layers.push(layer);
@@ -68,7 +69,10 @@ impl Module for Sequential {
         m.adapt(&self.lora);
         let mut y = x.clone();
         for (name, layer) in self.names.iter().zip(&self.layers) {
-            y = m.within(name, |m| layer.forward(m, &y));
+            y = match &**name {
+                "" => layer.forward(m, &y),
+                name => m.within(name, |m| layer.forward(m, &y)),
+            };
         }
         y
     }

@@ -63,6 +63,12 @@ impl Linear {
         Linear { tie, ..self }
     }
 
+    /// The same layer whose weight and bias start at 0, if `starts`.
+    pub(crate) fn starting_at_zero(self, starts: bool) -> Linear {
+        let init = starts.then_some([Init::Constant(0.0); 2]).or(self.init);
+        Linear { init, ..self }
+    }
+
     /// The same layer whose weight starts normal with this standard deviation, and whose bias
     /// starts at 0, as in GPT-2.
     pub fn normal(self, deviation: f64) -> Linear {

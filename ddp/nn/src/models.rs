@@ -120,7 +120,9 @@ impl Serialize for ModelSpec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("model", self.name())?;
-        for (name, value) in self.values() {
+        // What follows from the data is not written.
+        let values = self.values().into_iter().filter(|(_, it)| !it.is_null());
+        for (name, value) in values {
             map.serialize_entry(&name, &value)?;
         }
         map.end()

@@ -88,9 +88,9 @@ fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
 
 #[test]
 fn every_flag_of_training_arrives() {
-    let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
+    let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --linear-path --plain --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --recompute-parts 3 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
-                --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
+                --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --schedule-steps 9 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
                 --eval-every 3 --best auc --stop-after 4 --sample To --sample-held-out 3 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --same-bits 12 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
@@ -105,6 +105,7 @@ fn every_flag_of_training_arrives() {
             hidden: vec![32, 16],
             activation: Activation::GeluTanh,
             dropout: 0.1,
+            linear_path: Some(true),
         }),
         data: "glyphs,rows=100".parse().unwrap(),
         batch_size: Some(64),
@@ -124,18 +125,20 @@ fn every_flag_of_training_arrives() {
         eps: None,
         lr: Some(0.5),
         adam_lr: None,
-        group: Groups(vec![
+        group: Some(Groups(vec![
             group("*.bias", None, Some(0.0)),
             group("2.*", Some(3.0), Some(1.0)),
-        ]),
+        ])),
         min_lr: 0.25,
         weight_decay: Some(0.001),
         schedule: Schedule::Wsd,
+        schedule_steps: Some(9),
         warmup_steps: Some(0),
-        grad_clip: 1.0,
+        grad_clip: Some(1.0),
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect::<Vec<_>>().into(),
-        freeze: vec!["0".into(), "2.bias".into()],
+        freeze: Some(vec!["0".into(), "2.bias".into()]),
+        plain: true,
         lora: Some("rank=4,alpha=2,on=0,2".parse().unwrap()),
         device: DeviceChoice::Cuda,
         devices_per_rank: 2,
@@ -164,13 +167,13 @@ fn every_flag_of_training_arrives() {
         labels: Some("y".into()),
         val_data: Some("v.csv".parse().unwrap()),
         val_labels: Some("z".into()),
-        val_split: 0.25,
-        stratify: true,
+        val_split: Some(0.25),
+        stratify: Some(true),
         task: Some(TaskKind::Classification),
         drop: vec!["id".into(), "name".into()],
-        categorical: vec!["auto".into()],
-        missing: Missing::Mean,
-        normalize: Scaling::Standard,
+        categorical: Some(vec!["auto".into()]),
+        missing: Some(Missing::Mean),
+        normalize: Some(Scaling::Standard),
         cache_dir: Some("c".into()),
         checkpoint_every: Some(5),
         keep: 2,

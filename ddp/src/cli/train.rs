@@ -45,7 +45,7 @@ Examples:
   ddp-train resume out --steps 2000 --override   longer; without --override if --schedule is constant
 
 As ddp-train --config DIR/config.toml --out DIR --resume auto. Flags change settings of the run; those that change its results \
-need --override. So does another number of steps, unless the run has --schedule constant and the --warmup-steps that it had. \
+need --override. So does another number of steps, unless the run has --schedule constant. \
 Start it in the folder where the run was started, if its paths are relative.";
 
 /// The run in `folder`, continued with its settings, but for those that flags and the environment

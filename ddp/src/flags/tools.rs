@@ -24,6 +24,9 @@ pub(crate) struct ReportFlags {
     /// report.html in the folder of the run]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// File for a picture (SVG) of the first curves, instead of the page
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// Printed after the help of `watch`.

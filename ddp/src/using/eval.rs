@@ -151,7 +151,7 @@ fn batch(
     let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;
     let mut sums = ready.forward.losses(loss, &output, &learned)?.to_vec();
-    let output = rescaled(&output, normalization, Normalization::undo)?;
+    let output = rescaled(&output, normalization, Normalization::undo_clipped)?;
     sums.extend(evaluation.count(&output, &targets)?);
     Ok(sums)
 }

@@ -14,7 +14,7 @@ use super::forward::LoadedModel;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, STATE_FILE, State};
 use crate::config::{Config, FloatType, Precision, SettingValue};
 use crate::data::{
-    self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Scaling, Source, TaskSpec, Trained,
+    self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, TaskSpec, Trained,
 };
 use crate::error::{Error, Result, refuse};
 use crate::flags::{RankFlags, Taken, whole};
@@ -150,14 +150,10 @@ fn rows(
     let spec = &asked.using.data;
     let is_split = is_split(asked, config, world)?;
     let request = DataRequest {
-        val_split: if is_split { config.val_split } else { 0.0 },
-        stratify: is_split && config.stratify,
+        val_split: config.val_split.filter(|_| is_split).unwrap_or(0.0),
+        stratify: is_split && config.stratify == Some(true),
         sorted: asked.sorted,
-        normalize: if is_split {
-            config.normalize
-        } else {
-            Scaling::None
-        },
+        normalize: config.normalize.filter(|_| is_split).unwrap_or_default(),
         normalizes_targets: false,
         labels: asked
             .labels
@@ -209,7 +205,7 @@ fn is_split(asked: &Given<'_>, config: &Config, world: &World) -> Result<bool> {
     if is_built_in || !asked.needs_labels {
         return Ok(false);
     }
-    let was_split = config.val_split > 0.0;
+    let was_split = config.val_split.is_some_and(|part| part > 0.0);
     let help = match &config.val_data {
         Some(others) => format!("give --data {others}"),
         None if was_split => "--held-out takes only the rows that --val-split kept out".into(),

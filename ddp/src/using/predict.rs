@@ -281,7 +281,7 @@ fn part(ready: &mut ReadyModel, (encoder, kept): &mut Writers<'_>, round: u64) -
     let number = |row| ready.rows.number(first + row);
     let output = ready.forward.run(&batch.x)?;
     let normalization = ready.chosen.opened.state.target_normalization.as_ref();
-    let output = rescaled(&output, normalization, Normalization::undo)?;
+    let output = rescaled(&output, normalization, Normalization::undo_clipped)?;
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| -> Result<()> {
         check_finite("the model gives", values, outputs, number)?;

@@ -18,6 +18,8 @@ pub struct TableRequest {
     pub allows_missing: bool,
     /// Whether labels are texts even if all could be numbers.
     pub labels_are_texts: bool,
+    /// Whether rows without a label are left out, unless labels are texts.
+    pub leaves_out: bool,
     /// Whether a trained model says what the features are.
     pub is_for_model: bool,
 }

@@ -16,11 +16,12 @@ use std::num::IntErrorKind;
 use std::path::{Path, PathBuf};
 
 use ddp_data::files::io::writing;
-use ddp_data::files::{Contents, EXAMPLES_MAX, NumberType, OddCells, cache, flat};
+use ddp_data::files::{Contents, NumberType, OddCells, cache, flat};
 use ddp_data::words::{has_leading_zeros, number};
-use ddp_data::{CLASSES_MAX, ColumnPlan, Error, Result, ensure};
+use ddp_data::{CLASSES_MAX, ColumnPlan, Error, MoreFeatures, Result, ensure};
 
 use crate::columns::{Columns, TableRequest};
+use crate::dates;
 use crate::source::Table;
 use crate::survey::Survey;
 use crate::table::{Cell, TableReader, Value, shown};
@@ -37,6 +38,7 @@ pub(crate) fn open(
         "features": request.features,
         "allows missing": request.allows_missing,
         "labels are texts": request.labels_are_texts,
+        "leaves out": request.leaves_out,
     });
     let made = converted(&path, cache_dir, &asked, |to| {
         flat::write(to, |out| convert(table, request, to, out))
@@ -53,26 +55,22 @@ fn converted(
 ) -> Result<PathBuf> {
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let stem = path.file_stem().map(Path::new).and_then(Path::extension);
-    let asked = format!("table 4 {stem:?} {ending:?} {asked}");
+    let asked = format!("table 5 {stem:?} {ending:?} {asked}");
     cache::converted(path, cache_dir, &asked, make)
 }
 
-/// What the cells of these columns are. Values are kept of `categorical` columns and of texts. The
-/// result is kept in the cache.
+/// What the cells of the columns in `request` are. Values are kept of `categorical` columns and of
+/// texts. The result is kept in the cache.
 pub(crate) fn survey(
     path: &Path,
-    features: &[ColumnPlan],
+    request: &TableRequest,
     categorical: &[String],
     cache_dir: Option<&Path>,
 ) -> Result<Survey> {
-    let asked = serde_json::json!(["survey 5", features, categorical]);
+    let asked = serde_json::json!(["survey 6", request.features, request.label, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
-        let request = TableRequest {
-            features: features.to_vec(),
-            ..TableRequest::default()
-        };
         let mut table = Table::open(path)?;
-        let columns = Columns::choose(path, &request, table.rows.names())?;
+        let columns = Columns::choose(path, request, table.rows.names())?;
         Survey::of(&columns, &mut *table.rows, categorical)?.write(to)
     })?;
     Survey::open(&made)
@@ -154,6 +152,14 @@ impl<'a> RowWriter<'a> {
     /// Adds the current row of `table`.
     pub(crate) fn add(&mut self, table: &dyn TableReader) -> Result<()> {
         let columns = self.columns;
+        let mut labels = columns.labels.iter();
+        if columns.request.leaves_out && labels.any(|label| table.value(*label).is_no_label()) {
+            if self.unlabelled == 0 {
+                self.first_unlabelled = columns.cell_place(table, columns.labels[0]);
+            }
+            self.unlabelled += 1;
+            return Ok(());
+        }
         for (index, (plan, column)) in columns.plans().enumerate() {
             self.feature(table, index, plan, column)?;
         }
@@ -184,24 +190,38 @@ impl<'a> RowWriter<'a> {
                 odd.missing += 1;
                 let filler = if values.is_some() { 0.0 } else { f32::NAN };
                 self.features.resize(end, filler);
+                if plan.more == MoreFeatures::Missing {
+                    self.features[end - 1] = 1.0;
+                }
             }
             // Values are sorted.
             (Cell::Number(_) | Cell::Text(_), Some(values)) => {
                 let text = value.text();
                 self.features.resize(end, 0.0);
-                match values.binary_search_by(|value| value.as_bytes().cmp(&text)) {
+                let place =
+                    |text: &[u8]| values.binary_search_by(|value| value.as_bytes().cmp(text));
+                match place(&text).or_else(|_| place(&value.category())) {
                     Ok(position) => self.features[start + position] = 1.0,
-                    Err(_) => {
-                        odd.unseen += 1;
-                        let example = shown(&text);
-                        if odd.examples.len() < EXAMPLES_MAX && !odd.examples.contains(&example) {
-                            odd.examples.push(example);
-                        }
-                    }
+                    Err(_) if plan.more == MoreFeatures::Other => self.features[end - 1] = 1.0,
+                    Err(_) => odd.add_unseen(&text),
                 }
+            }
+            (Cell::Text(text), None) if matches!(plan.more, MoreFeatures::Date { .. }) => {
+                let day = str::from_utf8(text).ok().and_then(dates::day);
+                let MoreFeatures::Date { first } = plan.more else {
+                    unreachable!("it is a date")
+                };
+                match day {
+                    Some(day) => self.features.extend(dates::features(day, first)),
+                    None => return bad("expected a date such as 2026-11-22"),
+                }
+            }
+            (Cell::Number(_), None) if matches!(plan.more, MoreFeatures::Date { .. }) => {
+                return bad("expected a date such as 2026-11-22");
             }
             (Cell::Number(number), None) if (number as f32).is_finite() => {
                 self.features.push(number as f32);
+                self.features.resize(end, 0.0);
             }
             (Cell::Number(number), None) => {
                 let got = shown(&value.text());
@@ -250,15 +270,24 @@ impl<'a> RowWriter<'a> {
     /// Writes the labels after the last row.
     pub(crate) fn finish(mut self) -> Result<flat::About> {
         let columns = self.columns;
+        let are_texts = |labels: &LabelColumn| labels.any_text || labels.any_leading_zeros;
+        let leaves_out = columns.request.leaves_out;
+        let is_wrong = self.rows == 0 || !leaves_out || self.labels.as_ref().is_some_and(are_texts);
+        if self.unlabelled > 0 && is_wrong {
+            let (got, left_out) = match leaves_out {
+                true => ("an empty cell, NA or NaN", self.unlabelled),
+                false => ("an empty cell", 0),
+            };
+            return Err(columns.bad(format!(
+                "{}: expected a number or a text as label, got {got}; number of missing labels: {} in {} rows; \
+                 help: fill them in or remove these rows",
+                self.first_unlabelled,
+                self.unlabelled,
+                self.rows + left_out
+            )));
+        }
         if self.rows == 0 {
             return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
-        }
-        if self.unlabelled > 0 {
-            return Err(columns.bad(format!(
-                "{}: expected a number or a text as label, got an empty cell; number of missing labels: {} in {} rows; \
-                 help: fill them in or remove these rows",
-                self.first_unlabelled, self.unlabelled, self.rows
-            )));
         }
         if !self.features.is_empty() {
             self.write_piece()?;
@@ -270,6 +299,7 @@ impl<'a> RowWriter<'a> {
             columns: Some(columns.feature_names()),
             source: Some(columns.path.display().to_string()),
             odd_cells: self.odd,
+            unlabelled: (self.unlabelled > 0).then_some(self.unlabelled),
             ..flat::About::default()
         })
     }

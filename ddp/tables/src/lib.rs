@@ -10,15 +10,18 @@
 
 mod columns;
 mod csv;
+mod dates;
 mod flat;
 mod guess;
 mod kept;
 mod parquet;
+mod plan;
 mod schema;
 mod source;
 mod survey;
 mod table;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ddp_data::files::{Array, Contents};
@@ -30,6 +33,7 @@ pub use crate::kept::{KeptCells, keep};
 use crate::schema::Schema;
 use crate::source::Table;
 pub use crate::source::texts;
+use crate::table::Cell;
 
 /// What reads tables, for `ddp_data::prepare`.
 pub static READER: &dyn Tables = &Reader;
@@ -41,6 +45,39 @@ pub fn open_table(
     cache_dir: Option<&Path>,
 ) -> Result<Contents> {
     flat::open(Table::open(path)?, request, cache_dir)
+}
+
+/// How many rows show which columns could be labels.
+const LABEL_ROWS: usize = 1000;
+
+/// The columns of the table at `path` that could be labels, by its first rows: not those with one
+/// value, nor texts and whole numbers that name rows.
+pub fn possible_labels(path: &Path) -> Result<Vec<String>> {
+    let mut table = Table::open(path)?.rows;
+    let names = table.names().to_vec();
+    table.select(&(0..names.len()).collect::<Vec<_>>())?;
+    let mut found = vec![(BTreeSet::new(), 0, true); names.len()];
+    for _ in 0..LABEL_ROWS {
+        if !table.advance()? {
+            break;
+        }
+        for (column, (values, cells, are_names)) in found.iter_mut().enumerate() {
+            let value = table.value(column);
+            let is_fraction = matches!(value.cell(), Cell::Number(number) if number.fract() != 0.0);
+            *are_names &= !is_fraction;
+            if value.cell() != Cell::Missing {
+                *cells += 1;
+                values.insert(value.text().into_owned());
+            }
+        }
+    }
+    let could_be = |(values, cells, are_names): &(BTreeSet<Vec<u8>>, u64, bool)| {
+        let name_rows = *are_names && guess::are_nearly_unique(values.len() as u64, *cells);
+        values.len() > 1 && !name_rows
+    };
+    let columns = names.into_iter().zip(&found);
+    let columns = columns.filter(|(name, found)| !name.is_empty() && could_be(found));
+    Ok(columns.map(|(name, _)| name).collect())
 }
 
 #[derive(Debug)]
@@ -65,8 +102,15 @@ impl Tables for Reader {
             contents.find(key)?.cloned().ok_or(none)
         };
         let bad = |why| Error::Data(format!("{}: {why}", path.display()));
+        let mut notes = schema.notes;
+        if let Some(rows) = contents.about.unlabelled {
+            let name = path.display();
+            notes.push(format!(
+                "{rows} rows without a label are left out of {name}"
+            ));
+        }
         let has_features = wanted.labels_alone.is_none();
-        let labels = schema.request.label.map(|name| -> Result<_> {
+        let labels = schema.request.label.clone().map(|name| -> Result<_> {
             Ok(FileLabels {
                 array: array_of("labels").map_err(bad)?,
                 names: contents.about.classes.clone(),
@@ -74,6 +118,7 @@ impl Tables for Reader {
                     name,
                     path: path.into(),
                     place,
+                    leaves_out: schema.request.leaves_out,
                 }),
             })
         });
@@ -85,22 +130,32 @@ impl Tables for Reader {
             left_out: schema.left_out,
             plan: schema.plan,
             odd_cells: contents.about.odd_cells,
+            notes,
         })
     }
 }
 
-/// The place of a cell, for messages: by its line in a text, which is read again up to there.
-fn place(path: &Path, column: &str, row: u64) -> String {
+/// The place of a label, for messages: by its line in a text, which is read again up to there.
+fn place(column: &TableColumn, row: u64) -> String {
     let line = || -> Result<String> {
-        let (mut rows, columns) = kept::select(path, &[column.into()])?;
-        for _ in 0..=row {
-            rows.advance()?;
+        let (mut rows, columns) = kept::select(&column.path, std::slice::from_ref(&column.name))?;
+        let mut before = 0;
+        while rows.advance()? {
+            let is_left_out = column.leaves_out && rows.value(columns[0]).is_no_label();
+            if before == row && !is_left_out {
+                break;
+            }
+            before += u64::from(!is_left_out);
         }
         Ok(rows.place(columns[0]))
     };
     let place = line().ok().filter(|place| place.starts_with("line"));
     let place = place.unwrap_or_else(|| format!("row {row} (counted from 0)"));
-    format!("{}, {place}, column \"{column}\"", path.display())
+    format!(
+        "{}, {place}, column \"{}\"",
+        column.path.display(),
+        column.name
+    )
 }
 
 #[cfg(test)]

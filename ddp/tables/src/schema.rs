@@ -9,18 +9,21 @@ use ddp_data::resolve::{FoundFiles, LabelPlace};
 use ddp_data::setting::{CATEGORICAL, DROP};
 use ddp_data::tables::{KnownColumns, WantedColumns};
 use ddp_data::words::{difference, listed};
-use ddp_data::{AUTO, ColumnPlan, Error, LabelName, Result, bail, ensure};
+use ddp_data::{AUTO, COMMON, ColumnPlan, Error, LabelName, Missing, Result, bail, ensure};
 use ddp_kernels::setting::SettingName;
 
 use crate::columns::{Columns, TableRequest, has_label, label_names};
+use crate::plan::TablePlan;
 use crate::source::Table;
-use crate::{flat, guess, survey};
+use crate::{flat, guess, plan};
 
 /// What the columns of a table are.
 pub(crate) struct Schema {
     pub(crate) request: TableRequest,
     /// The columns that are neither features nor labels.
     pub(crate) left_out: Vec<String>,
+    /// What was chosen, for people.
+    pub(crate) notes: Vec<String>,
     /// The columns that features come from, by the settings or the model; `None` if these leave
     /// them as they are.
     pub(crate) plan: Option<Vec<ColumnPlan>>,
@@ -62,6 +65,7 @@ impl Settling<'_> {
                 ..TableRequest::default()
             },
             left_out: Vec::new(),
+            notes: Vec::new(),
             plan: None,
         })
     }
@@ -69,10 +73,12 @@ impl Settling<'_> {
     /// Of a table with features, and perhaps the label.
     fn rows(&self) -> Result<Schema> {
         let (files, known) = (self.files, &self.known.plan);
-        let plan = match (known, files.model) {
+        let planned = match (known, files.model) {
             (None, None) => self.plan_of_settings()?,
-            _ => known.clone(),
+            _ => None,
         };
+        let (chosen, notes) = planned.map(|it| (it.columns, it.notes)).unzip();
+        let plan: Option<Vec<ColumnPlan>> = chosen.or(known.clone());
         let features = self.feature_columns(plan.as_ref())?;
         let names: HashSet<&str> = features.iter().flatten().map(|plan| &*plan.name).collect();
         let label = self.label_of(&names)?;
@@ -117,9 +123,11 @@ impl Settling<'_> {
                 features,
                 allows_missing: files.allows_missing(),
                 labels_are_texts: files.has_text_classes(),
+                leaves_out: files.model.is_some() || files.chooses_columns(),
                 is_for_model: files.model.is_some(),
             },
             left_out,
+            notes: notes.unwrap_or_default(),
             plan,
         })
     }
@@ -222,33 +230,56 @@ impl Settling<'_> {
 
     /// The plan that the settings ask for, by the cells of all files; `None` if they leave columns
     /// as they are.
-    fn plan_of_settings(&self) -> Result<Option<Vec<ColumnPlan>>> {
+    fn plan_of_settings(&self) -> Result<Option<TablePlan>> {
         let (request, paths) = (self.files.request, &self.files.paths);
-        let categorical = &request.table.categorical;
-        if request.table.drop.is_empty() && categorical.is_empty() {
+        let (categorical, missing) = (&request.table.categorical, request.table.missing);
+        let surveys = !categorical.is_empty() || missing == Missing::Indicator;
+        if request.table.drop.is_empty() && !surveys {
             return Ok(None);
         }
-        let features = self.kept_columns()?;
-        if categorical.is_empty() {
-            return Ok(Some(features));
+        let wanted = self.kept_columns()?;
+        if !surveys {
+            return Ok(Some(TablePlan {
+                columns: wanted.features,
+                notes: Vec::new(),
+            }));
         }
-        let names: Vec<String> = features.iter().map(|plan| plan.name.clone()).collect();
+        let names = wanted.features.iter().map(|plan| plan.name.clone());
+        let names: Vec<String> = names.collect();
         let known: HashSet<&String> = names.iter().collect();
-        let is_known = |name: &&String| *name == AUTO || known.contains(name);
+        let is_known = |name: &&String| [AUTO, COMMON].contains(&&***name) || known.contains(name);
         if let Some(name) = categorical.iter().find(|name| !is_known(name)) {
             return Err(self.not_a_column(CATEGORICAL, name, "feature", &names));
         }
         let cache_dir = request.cache_dir.as_deref();
-        let survey_of = |path| flat::survey(path, &features, categorical, cache_dir);
+        let survey_of = |path| flat::survey(path, &wanted, categorical, cache_dir);
         let mut all = survey_of(&paths[0])?;
         for path in &paths[1..] {
             all.merge(survey_of(path)?);
         }
-        survey::plan(&all, categorical, &self.files.spec.path).map(Some)
+        let mut planned = plan::plan(&all, &request.table, &self.files.spec.path)?;
+        let unnamed = self.unnamed();
+        if !unnamed.is_empty() {
+            let count = unnamed.len();
+            planned.notes.push(format!(
+                "columns without a name, as an index has, are left out: {count}"
+            ));
+        }
+        Ok(Some(planned))
     }
 
-    /// The columns that are features, as numbers.
-    fn kept_columns(&self) -> Result<Vec<ColumnPlan>> {
+    /// The columns without a name that are left out.
+    fn unnamed(&self) -> Vec<&String> {
+        let is_common = self.files.chooses_columns() && self.files.named_columns().is_none();
+        if is_common {
+            plan::unnamed(self.names)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The label, and the columns that are features, as numbers.
+    fn kept_columns(&self) -> Result<TableRequest> {
         let drop = self.files.dropped();
         if let Some(name) = drop.iter().find(|name| !self.names.contains(name)) {
             return Err(self.not_a_column(DROP, name, "column", self.names));
@@ -256,7 +287,7 @@ impl Settling<'_> {
         let named = self.files.named_columns();
         let label = self.label_of(&named.iter().flatten().map(String::as_str).collect())?;
         // What the user named is checked before what columns hold.
-        let wanted = TableRequest {
+        let mut wanted = TableRequest {
             label,
             ..TableRequest::default()
         };
@@ -271,14 +302,15 @@ impl Settling<'_> {
                 "{DROP} {label}: expected columns of features, got the label; help: leave it out of {DROP}"
             );
         }
-        let drop: HashSet<&String> = drop.iter().collect();
+        let drop: HashSet<&String> = drop.iter().chain(self.unnamed()).collect();
         let is_kept = |name: &&String| !drop.contains(name) && !labels.contains(&***name);
         let kept = named
             .as_deref()
             .unwrap_or(self.names)
             .iter()
             .filter(is_kept);
-        Ok(kept.map(|name| ColumnPlan::number(name)).collect())
+        wanted.features = kept.map(|name| ColumnPlan::number(name)).collect();
+        Ok(wanted)
     }
 
     /// The error of a table without the label of the other files.

@@ -2,7 +2,7 @@
 //! of columns that may be categorical. The result is the plan of the features, or one error that
 //! names all columns that cannot be features as they are.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -11,15 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use ddp_data::files::io::{reading, refuse, writing};
 use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
-use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_written_otherwise};
-use ddp_data::{AUTO, ColumnPlan, Error, Result, bail};
+use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_date, is_written_otherwise, pasted};
+use ddp_data::{COMMON, ColumnPlan, Error, Result};
 
 use crate::columns::Columns;
+use crate::dates;
 use crate::guess::{self, AUTO_VALUES_MAX};
 use crate::table::{Cell, TableReader, shown};
 
 /// The most different values of a column that is named as categorical.
-const NAMED_VALUES_MAX: usize = 1 << 16;
+pub(crate) const NAMED_VALUES_MAX: usize = 1 << 16;
 /// The longest value.
 const VALUE_BYTES_MAX: usize = 4 << 10;
 
@@ -33,9 +34,9 @@ pub(crate) struct Survey {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SurveyedColumn {
     pub(crate) name: String,
-    numbers: u64,
-    texts: u64,
-    missing: u64,
+    pub(crate) numbers: u64,
+    pub(crate) texts: u64,
+    pub(crate) missing: u64,
     /// The first text and the first missing cell, with their places.
     first_text: Option<String>,
     first_missing: Option<String>,
@@ -43,11 +44,21 @@ pub(crate) struct SurveyedColumn {
     written_texts: u64,
     /// Texts that are whole numbers with leading zeros.
     leading_zeros: u64,
-    /// The different values; `None` if they cannot all be categories.
-    values: Option<BTreeSet<String>>,
+    /// Texts that are dates, and those of them as ISO 8601 writes them, with the first day.
+    pub(crate) dates: u64,
+    pub(crate) iso_dates: u64,
+    pub(crate) first_day: Option<i64>,
+    /// The bytes of all texts.
+    pub(crate) text_bytes: u64,
+    /// Whether every cell is the label of its row.
+    pub(crate) is_label: bool,
+    /// The different values, and in how many rows each is; `None` if they cannot all be categories.
+    pub(crate) values: Option<BTreeMap<String, u64>>,
     /// Why they cannot, if not because there are more than `values_max`.
-    bad_value: Option<String>,
+    pub(crate) bad_value: Option<String>,
     values_max: usize,
+    /// Whether it is named as categorical.
+    pub(crate) is_named: bool,
 }
 
 impl Survey {
@@ -57,12 +68,15 @@ impl Survey {
         rows: &mut dyn TableReader,
         categorical: &[String],
     ) -> Result<Survey> {
-        rows.select(&columns.features)?;
+        rows.select(&columns.all())?;
         let categorical: HashSet<&String> = categorical.iter().collect();
+        let is_common = categorical.iter().any(|name| *name == COMMON);
         let column = |plan: &ColumnPlan| SurveyedColumn {
             name: plan.name.clone(),
-            values: Some(BTreeSet::new()),
-            values_max: if categorical.contains(&plan.name) {
+            values: Some(BTreeMap::new()),
+            is_label: columns.labels.len() == 1,
+            is_named: categorical.contains(&plan.name),
+            values_max: if is_common || categorical.contains(&plan.name) {
                 NAMED_VALUES_MAX
             } else {
                 AUTO_VALUES_MAX
@@ -80,17 +94,33 @@ impl Survey {
 
     /// Adds the current row of `table`.
     fn add(&mut self, columns: &Columns<'_>, table: &dyn TableReader) {
+        let label = match &columns.labels[..] {
+            [label] => Some(table.value(*label)),
+            _ => None,
+        };
+        // Rows without a label are left out, or refused later.
+        if label.is_some_and(|label| label.is_no_label()) {
+            return;
+        }
         for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
             let value = table.value(index);
             let place = || table.place(index);
+            column.is_label &= label.is_none_or(|label| label.text() == value.text());
             match value.cell() {
                 Cell::Number(_) => column.numbers += 1,
                 Cell::Text(text) => {
                     if column.texts == 0 {
                         column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
                     }
-                    let written = is_written_otherwise(&String::from_utf8_lossy(text));
-                    column.written_texts += u64::from(written);
+                    let lossy = String::from_utf8_lossy(text);
+                    column.written_texts += u64::from(is_written_otherwise(&lossy));
+                    column.dates += u64::from(is_date(&lossy));
+                    if let Some(day) = dates::day(&lossy) {
+                        column.iso_dates += 1;
+                        let first = column.first_day.unwrap_or(day);
+                        column.first_day = Some(first.min(day));
+                    }
+                    column.text_bytes += text.len() as u64;
                     column.leading_zeros += u64::from(has_leading_zeros(text));
                     column.texts += 1;
                 }
@@ -102,7 +132,7 @@ impl Survey {
                     continue;
                 }
             }
-            column.add_value(&value.text(), &place);
+            column.add_value(&value.category(), &place);
         }
     }
 
@@ -130,9 +160,20 @@ impl Survey {
             column.written_texts += later.written_texts;
             column.leading_zeros += later.leading_zeros;
             column.bad_value = column.bad_value.take().or(later.bad_value);
+            column.dates += later.dates;
+            column.iso_dates += later.iso_dates;
+            let days = column.first_day.into_iter().chain(later.first_day);
+            column.first_day = days.min();
+            column.text_bytes += later.text_bytes;
+            column.is_label &= later.is_label;
             let both = column.values.take().zip(later.values);
-            let all = both.map(|(values, more)| values.into_iter().chain(more).collect());
-            column.values = all.filter(|all: &BTreeSet<_>| all.len() <= column.values_max);
+            let all = both.map(|(mut values, more)| {
+                for (value, rows) in more {
+                    *values.entry(value).or_default() += rows;
+                }
+                values
+            });
+            column.values = all.filter(|all| all.len() <= column.values_max);
         }
     }
 
@@ -174,7 +215,7 @@ impl Survey {
 }
 
 /// What to do about columns of texts and missing cells, with the settings to paste.
-fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
+pub(crate) fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
     let texts = texts.iter().copied();
     let (few, many): (Vec<_>, Vec<_>) = texts.partition(|column| column.may_be_categories());
     let how = if any_missing { "mean" } else { "" };
@@ -198,16 +239,15 @@ fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
 }
 
 /// The names of columns as a value of a setting.
-fn list(columns: &[&SurveyedColumn]) -> String {
-    let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
-    let names = names.join(",");
-    let is_special = |character: char| !character.is_alphanumeric() && !"_-.,".contains(character);
-    let quote = if names.contains(is_special) { "'" } else { "" };
-    format!("{quote}{names}{quote}")
+pub(crate) fn list(columns: &[&SurveyedColumn]) -> String {
+    pasted(columns.iter().map(|column| column.name.as_str()))
 }
 
 /// A few columns described, several of them on a line each.
-fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> String) -> String {
+pub(crate) fn described(
+    columns: &[&SurveyedColumn],
+    describe: impl Fn(&SurveyedColumn) -> String,
+) -> String {
     let (between, plural) = match columns.len() {
         1 => (" ", ""),
         _ => ("\n    ", "s"),
@@ -222,20 +262,21 @@ fn described(columns: &[&SurveyedColumn], describe: impl Fn(&SurveyedColumn) -> 
 
 impl SurveyedColumn {
     /// Whether its texts may be categories without being named.
-    fn may_be_categories(&self) -> bool {
+    pub(crate) fn may_be_categories(&self) -> bool {
         let are_texts = self.texts >= self.numbers || self.have_leading_zeros();
-        let has_few = self.values.is_some() && are_texts;
+        let values = self.values.as_ref();
+        let has_few = values.is_some_and(|all| all.len() <= AUTO_VALUES_MAX) && are_texts;
         has_few && !self.is_nearly_unique() && !self.are_written()
     }
 
     /// Whether so many of its values are different that categories say nothing.
-    fn is_nearly_unique(&self) -> bool {
-        let different = self.values.as_ref().map_or(0, BTreeSet::len) as u64;
+    pub(crate) fn is_nearly_unique(&self) -> bool {
+        let different = self.values.as_ref().map_or(0, BTreeMap::len) as u64;
         guess::are_nearly_unique(different, self.texts + self.numbers)
     }
 
     /// Whether most texts are numbers or dates in a form that programs do not read.
-    fn are_written(&self) -> bool {
+    pub(crate) fn are_written(&self) -> bool {
         2 * self.written_texts > self.texts
     }
 
@@ -244,7 +285,7 @@ impl SurveyedColumn {
         self.texts > 0 && self.texts == self.leading_zeros
     }
 
-    fn describe_texts(&self) -> String {
+    pub(crate) fn describe_texts(&self) -> String {
         let first = self.first_text.as_deref().unwrap_or_default();
         let cells = self.texts + self.numbers;
         let what = match (&self.bad_value, self.numbers, &self.values) {
@@ -272,16 +313,26 @@ impl SurveyedColumn {
     }
 
     fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
+        let is_of_numbers = self.texts == 0 && !self.is_named;
+        let most = if is_of_numbers {
+            self.values_max.min(AUTO_VALUES_MAX + 1)
+        } else {
+            self.values_max
+        };
         let Some(values) = &mut self.values else {
             return;
         };
         match std::str::from_utf8(text) {
-            Ok(text) if values.contains(text) => return,
+            Ok(text) if let Some(rows) = values.get_mut(text) => {
+                *rows += 1;
+                return;
+            }
             Ok(text) if text.len() > VALUE_BYTES_MAX => {
                 self.bad_value = Some(format!("more than {VALUE_BYTES_MAX} bytes in {}", place()));
             }
-            Ok(text) if values.len() < self.values_max => {
-                values.insert(text.to_string());
+            // Columns of numbers alone are not kept whole.
+            Ok(text) if values.len() < most => {
+                values.insert(text.to_string(), 1);
                 return;
             }
             Ok(_) => {}
@@ -295,45 +346,4 @@ impl SurveyedColumn {
         }
         self.values = None;
     }
-}
-
-/// The plan of surveyed columns: those in `categorical` have categories, and if it has `AUTO`, also
-/// those of texts.
-pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Result<Vec<ColumnPlan>> {
-    let is_auto = categorical.iter().any(|name| name == AUTO);
-    let categorical: HashSet<&String> = categorical.iter().collect();
-    let mut refused = Vec::new();
-    let mut plan = Vec::new();
-    for column in &survey.columns {
-        let is_named = categorical.contains(&column.name);
-        let is_texts = is_auto && column.texts > 0;
-        let is_refused = if is_named {
-            column.values.is_none()
-        } else {
-            is_texts && !column.may_be_categories()
-        };
-        if is_refused {
-            refused.push(column);
-        }
-        let values = column.values.as_ref().filter(|_| is_named || is_texts);
-        plan.push(ColumnPlan {
-            name: column.name.clone(),
-            values: values.map(|values| values.iter().cloned().collect()),
-        });
-    }
-    if refused.is_empty() {
-        return Ok(plan);
-    }
-    let what = described(&refused, SurveyedColumn::describe_texts);
-    let mut help = help(&refused, false);
-    if is_auto && refused.iter().all(|column| column.bad_value.is_none()) {
-        help += &format!(
-            "; to encode their texts as they are: {CATEGORICAL} {AUTO},{}",
-            list(&refused)
-        );
-    }
-    bail!(
-        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts ({NAMED_VALUES_MAX} in a column that \
-         {CATEGORICAL} names), no numbers or dates, and not a different text in nearly every row; got {what}\n  help: {help}"
-    )
 }

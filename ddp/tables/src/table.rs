@@ -79,6 +79,24 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Whether a row with this label has none: empty, NA or NaN. Other marks are refused.
+    pub(crate) fn is_no_label(self) -> bool {
+        let text = self.text();
+        ["", "na", "nan"]
+            .iter()
+            .any(|mark| text.eq_ignore_ascii_case(mark.as_bytes()))
+    }
+
+    /// Its text as a category: `10.0` is `10`.
+    pub(crate) fn category(self) -> Cow<'a, [u8]> {
+        let text = self.text();
+        let whole = text.strip_suffix(b".0").filter(|whole| {
+            let digits = whole.strip_prefix(b"-").unwrap_or(whole);
+            !digits.is_empty() && digits.iter().all(u8::is_ascii_digit)
+        });
+        whole.map(|whole| whole.to_vec().into()).unwrap_or(text)
+    }
+
     /// Its text, with all digits of a number; empty if it is missing.
     pub(crate) fn text(self) -> Cow<'a, [u8]> {
         match self {

@@ -297,7 +297,7 @@ fn models_of_other_layers_part_in_a_layer_and_name_what_only_one_has() {
 #[test]
 fn one_changed_label_shows_in_the_step_that_reads_its_row() {
     let folder = Folder::new("label");
-    let words = "--labels y --hidden 6 --batch-size 8 --steps 4 --log-every 1";
+    let words = "--labels y --plain --hidden 6 --batch-size 8 --steps 4 --log-every 1";
     for (name, changed) in [("one", usize::MAX), ("two", 5)] {
         let row = |row: usize| {
             let label = (row + usize::from(row == changed)) % 2;

@@ -200,7 +200,7 @@ fn resuming_without_the_settings_names_some_and_the_file_that_has_all() {
         &folder,
         words,
         2,
-        &["and 3 more; help: give them as they were", &file],
+        &["; help: give them as they were", &file],
     );
 }
 
@@ -302,15 +302,13 @@ fn the_documented_example_has_the_bytes_of_a_run_that_never_stopped() {
 }
 
 #[test]
-fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
+fn a_longer_run_keeps_the_warm_up_that_it_had() {
     let words = |flags: &str| SHORT.replace("--steps 20", &format!("--schedule constant {flags}"));
     let folder = Folder::new("warm-up");
     folder.alone(&words("--steps 60")).run().assert_well();
-    let named = "--warmup-steps 10, by default a tenth of all steps (was 6)";
-    assert_refused(&folder, &words("--steps 100 --resume auto"), 2, &[named]);
-    let ended = folder
-        .alone(&words("--steps 100 --warmup-steps 6 --resume auto"))
-        .run();
+    let other = words("--steps 100 --warmup-steps 10 --resume auto");
+    assert_refused(&folder, &other, 2, &["--warmup-steps 10 (was 6)"]);
+    let ended = folder.alone(&words("--steps 100 --resume auto")).run();
     ended.assert_well();
 }
 
@@ -419,11 +417,25 @@ fn the_newest_are_kept_and_the_best() {
 }
 
 #[test]
-fn a_model_that_is_better_than_ever_is_saved_wherever_checkpoints_fall() {
+fn the_best_model_is_written_before_a_checkpoint_that_names_it_and_others_are_not() {
     let folder = Folder::new("best");
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 12 --eval-every 5 --checkpoint-every 100 --out OUT";
+    let words = "--data synthetic:classification,classes=2,features=6,rows=120,held-out=90,noise=2 --hidden 32 \
+                 --batch-size 24 --lr 0.01 --steps 100 --eval-every 2 --checkpoint-every 60 --keep 1 --out OUT";
     folder.together(words).run().assert_well();
-    assert_eq!(saved(&folder), [5, 10, 12]);
+    let log = folder.metrics_log();
+    let losses: Vec<f64> = log
+        .all("eval")
+        .iter()
+        .map(|it| number(it, "loss"))
+        .collect();
+    let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = 2 * (1 + losses.iter().position(|loss| *loss == least).unwrap()) as u64;
+    let improved = (1..losses.len()).filter(|at| losses[..*at].iter().all(|it| *it > losses[*at]));
+    assert!(improved.count() > 3 && best < 60, "{losses:?}");
+    assert_eq!(saved(&folder), [best, 100]);
+    let written = log.all("checkpoint").into_iter();
+    let written: Vec<f64> = written.map(|it| number(it, "step")).collect();
+    assert_eq!(written, [best as f64, 60.0, 100.0]);
 }
 
 #[test]

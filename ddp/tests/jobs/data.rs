@@ -15,7 +15,7 @@ use crate::support::metrics_log::model_bytes;
 
 /// A run of 18 steps over the files.
 pub(super) const TRAIN: &str =
-    "--hidden 8 --batch-size 10 --epochs 3 --log-every 1 --lr 0.01 --out OUT --data";
+    "--plain --hidden 8 --batch-size 10 --epochs 3 --log-every 1 --lr 0.01 --out OUT --data";
 
 pub(super) fn number(class: usize) -> String {
     class.to_string()

@@ -198,6 +198,7 @@ fn the_settings_beside_it_give_the_same_run_again() {
     let config = ddp::config::Config::from_toml(&text).unwrap();
     let model = ModelSpec::from(MlpSpec {
         hidden: vec![16, 8],
+        linear_path: Some(false),
         ..MlpSpec::default()
     });
     assert_eq!(config.model, model);

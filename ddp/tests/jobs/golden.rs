@@ -35,6 +35,35 @@ const ONE: &[Golden] = &[
     },
 ];
 
+/// A table, with the defaults of version 0.8, whose program made these bits.
+macro_rules! plain_table {
+    ($part:literal) => {
+        concat!(
+            "--plain --data ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/golden/table.csv",
+            $part
+        )
+    };
+}
+
+const PLAIN: &[Golden] = &[
+    Golden {
+        name: "cpu: 0.8's defaults, a table with classes",
+        ranks: 1,
+        data: plain_table!("#rooms,age --labels kind --missing mean"),
+        flags: "--batch-size 32 --threads 1 --cache-dir cache",
+        ways: &[""],
+    },
+    Golden {
+        name: "cpu: 0.8's defaults, a table with numbers",
+        ranks: 1,
+        data: plain_table!(" --labels rent --drop id --categorical auto --missing mean"),
+        flags: "--normalize standard --val-split 0.2 --batch-size 32 --epochs 3 --threads 1 --cache-dir cache",
+        ways: &[""],
+    },
+];
+
 const SEVERAL: &[Golden] = &[
     Golden {
         name: "cpu: two ranks",
@@ -72,6 +101,11 @@ const SEVERAL: &[Golden] = &[
 #[test]
 fn one_process_gives_the_pinned_bits() {
     check(ONE, |_, folder, flags| folder.alone(flags).run());
+}
+
+#[test]
+fn plain_gives_the_bits_of_version_0_8() {
+    check(PLAIN, |_, folder, flags| folder.alone(flags).run());
 }
 
 #[test]

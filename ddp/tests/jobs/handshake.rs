@@ -110,7 +110,7 @@ fn other_flags_are_another_configuration() {
         (
             "--seed 1",
             "--grad-clip 1 --seed 1",
-            ("grad-clip = 1.0", "grad-clip = 0.0; help: "),
+            ("grad-clip = 1.0", "no grad-clip; help: "),
         ),
         (
             "",

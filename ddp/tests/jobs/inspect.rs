@@ -307,7 +307,7 @@ fn a_flat_file_whose_checksum_is_wrong_is_named() {
     let folder = Folder::new("inspect-flat");
     std::fs::write(folder.path().join("a.csv"), "x,y\n1,2\n3,4\n5,6\n").unwrap();
     folder
-        .alone("--data a.csv --labels y --cache-dir cache --out OUT --dry-run")
+        .alone("--data a.csv --labels y --plain --cache-dir cache --out OUT --dry-run")
         .run()
         .assert_well();
     let entry = std::fs::read_dir(folder.path().join("cache"))

@@ -13,6 +13,7 @@ mod bad_data;
 mod benches;
 #[cfg(feature = "tokenizers")]
 mod chats;
+mod chosen;
 mod command_line;
 mod compare;
 mod continuing;

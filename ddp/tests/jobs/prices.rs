@@ -151,7 +151,7 @@ fn a_run_of_a_version_that_scaled_features_only_goes_on_as_before() {
     let row = |row: u32| format!("{},{}.5\n", row as i32 % 2 * 2 - 1, row % 2 * 300 + row % 7);
     let text = "a,y\n".to_string() + &(0..64).map(row).collect::<String>();
     fs::write(folder.path().join("old.csv"), text).unwrap();
-    let run = "--data old.csv --hidden 4 --batch-size 16 --schedule constant --warmup-steps 1 --device cpu";
+    let run = "--data old.csv --plain --hidden 4 --batch-size 16 --schedule constant --warmup-steps 1 --device cpu";
     let whole = format!("{run} --steps 8 --out OUT");
     folder.alone(&whole).run().assert_well();
     folder

@@ -275,7 +275,7 @@ fn a_forged_state_is_refused_or_used_and_never_a_panic() {
         ("/config/class-weights", json!(vec![0.0; 10]), ALWAYS),
         ("/config/label-smoothing", json!(7.0), ALWAYS),
         ("/config/labels", json!("\u{0}#"), NEVER),
-        ("/config/freeze", json!(["nothing"]), BY_USE),
+        ("/config/freeze", json!(["nothing"]), [65, 65, 0, 2]),
         ("/config/batch-size", json!(u64::MAX), ALWAYS),
         ("/config/dtype", json!("f64"), ALWAYS),
         ("/config/dtype", json!("bf16"), BY_USE),

@@ -320,10 +320,7 @@ fn the_state_comes_back_to_the_bit() {
             ..Best::default()
         }),
         task: TaskSpec::named_classes(vec!["cat".into(), "né \"x\"".into()]),
-        normalization: Some(ddp::data::Normalization {
-            shift: vec![0.1; 6],
-            scale: vec![1e-30; 6],
-        }),
+        normalization: Some(ddp::data::Normalization::new(vec![0.1; 6], vec![1e-30; 6])),
         columns: Some(["a", "b", "c", "d", "e", "f"].map(String::from).into()),
         config: Config {
             lr: Some(0.1 + 0.2),

@@ -13,6 +13,7 @@ mod compare;
 mod html;
 mod page;
 pub(crate) mod results;
+mod svg;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -43,8 +44,29 @@ fn page_of(folder: &Path) -> Result<String> {
     Ok(page::of(&Run::read(folder)?))
 }
 
-/// Makes a page of the runs in `folders`.
-pub fn report(folders: &[PathBuf], out: Option<&Path>, say: Say<'_>) -> Result<()> {
+/// The most charts of a picture.
+const PICTURED: usize = 2;
+
+/// Makes a page of the runs in `folders`, and a picture of their first curves in `svg`.
+pub fn report(
+    folders: &[PathBuf],
+    out: Option<&Path>,
+    svg: Option<&Path>,
+    say: Say<'_>,
+) -> Result<()> {
+    if let Some(svg) = svg {
+        let runs = several(folders)?;
+        let charts = match &runs[..] {
+            [(_, run)] => charts::of_run(run),
+            runs => charts::of_runs(runs),
+        };
+        let picture = svg::picture(&charts[..charts.len().min(PICTURED)]);
+        files::replace_with(svg, picture.as_bytes())?;
+        output::warn_unprinted(say(&shown(&format!("picture {}", svg.display()))));
+        if out.is_none() {
+            return Ok(());
+        }
+    }
     let count = folders.len();
     let (path, page) = match (folders, out) {
         ([folder], None) => (folder.join(REPORT_FILE), page_of(folder)?),

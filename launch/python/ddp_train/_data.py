@@ -127,6 +127,14 @@ class Files:
         # As of arrays, the type decides; in text 1.0 and 1 are the same.
         if not prefix and wanted and all(is_float.get(str(name)) for name in wanted):
             settings["task"] = "regression"
+        # Categories may be numbers, and then the table does not show what they are.
+        kinds = zip(names, frame.dtypes)
+        categories = [str(name) for name, kind in kinds if str(kind).lower().startswith(("categor", "enum"))]
+        if not prefix and wanted and set(wanted) <= set(categories):
+            settings["task"] = "classification"
+        categories = [name for name in categories if name not in wanted]
+        if not prefix and categories:
+            settings["categorical"] = ["common", *categories]
         return settings
 
 

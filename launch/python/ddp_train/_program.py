@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import site
 import subprocess
 import sys
@@ -70,7 +71,8 @@ def shell() -> Any:
 
 
 # Advice of the program to give settings, after whose last value the clause ends: `give --drop 'id,home town' --missing mean;`.
-_ADVICE = re.compile(r"\b(give|set|out:)((?: --[a-z][a-z0-9-]* (?:'[^']*'|-?[\w.,+-]*\w)(?=[,;:.)\n]|$| --))+)|\b(set)( --[a-z][a-z0-9-]* to [\w-]+)")
+_VALUE = r"(?:'[^']*'(?:\\''[^']*')*|-?[\w.,+-]*\w)"
+_ADVICE = re.compile(rf"\b(give|set|out:)((?: --[a-z][a-z0-9-]* {_VALUE}(?=[,;:.)\n]|$| --))+)|\b(set)( --[a-z][a-z0-9-]* to [\w-]+)")
 # Settings whose value is a list of names of columns.
 _LISTS = ("drop", "categorical")
 
@@ -80,12 +82,14 @@ def as_keywords(text: str) -> str:
 
     >>> ddp_train._program.as_keywords("--lr -1: expected more; help: give --drop 'id,home town' --missing mean, or leave --lr out")
     'lr -1: expected more; help: give drop=["id", "home town"], missing="mean", or leave lr out'
+    >>> print(ddp_train._program.as_keywords(r"leave it out: --drop 'it'\\''s'"))
+    leave it out: drop=["it's"]
     """
 
     def call(found: re.Match[str]) -> str:
         verb, settings = filter(None, found.groups())
-        given = re.findall(r" --([a-z0-9-]+) (?:to )?('[^']*'|[^\s']+)", settings)
-        return f"{verb} " + ", ".join(f"{name.replace('-', '_')}={_written(name, value.strip(chr(39)))}" for name, value in given)
+        given = re.findall(rf" --([a-z0-9-]+) (?:to )?({_VALUE})", settings)
+        return f"{verb} " + ", ".join(f"{name.replace('-', '_')}={_written(name, shlex.split(value)[0])}" for name, value in given)
 
     text = text.replace("--resume auto to continue that run", "overwrite=True to remove that run, or ddp_train.resume to continue it")
     return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)", lambda it: it[1].replace("-", "_"), _ADVICE.sub(call, text))

@@ -62,7 +62,7 @@ impl Record<'_> {
                 let help = if object.contains_key("chosen") {
                     "preferences are for TRL; to learn what was chosen, name it completion"
                 } else {
-                    "rename the fields"
+                    "rename the fields; of a table: pandas.read_json(path, lines=True).to_csv(other, index=False)"
                 };
                 bail!(
                     "expected messages (a list of objects with role and content), prompt and completion (two texts or two \

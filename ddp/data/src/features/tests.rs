@@ -48,14 +48,18 @@ fn unit_brings_the_least_to_0_and_the_greatest_to_1() {
 #[test]
 fn normalization_is_undone() {
     let mut x = [1.0, 2.0, 3.0, 4.0];
-    let of = |shift: &[f32], scale: &[f32]| Normalization {
-        shift: shift.into(),
-        scale: scale.into(),
-    };
+    let of = |shift: &[f32], scale: &[f32]| Normalization::new(shift.into(), scale.into());
     of(&[10.0, 5.0], &[0.5, 0.0]).undo(&mut x, 2);
     assert_eq!(x, [12.0, 5.0, 16.0, 5.0]);
     of(&[1.0], &[2.0]).undo(&mut x, 2);
     assert_eq!(x, [7.0, 3.5, 9.0, 3.5]);
+    // Predictions stay within what was trained on; labels do not.
+    let mut targets = of(&[1.0, 0.0], &[1.0, 2.0]);
+    targets.range = vec![[0.0, 4.0], [-1.0, 1.0]];
+    let mut x = [9.0, f32::NAN, -9.0, -8.0];
+    targets.undo_clipped(&mut x, 2);
+    assert_eq!([x[0], x[2], x[3]], [4.0, 0.0, -1.0]);
+    assert!(x[1].is_nan());
 }
 
 #[test]

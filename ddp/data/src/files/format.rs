@@ -157,6 +157,9 @@ pub struct About {
     /// Of a converted table: the columns that had some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub odd_cells: Vec<OddCells>,
+    /// Of a converted table: rows without a label, which were left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unlabelled: Option<u64>,
     /// Of tokens: all are below this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
@@ -186,6 +189,15 @@ pub struct OddCells {
 }
 
 impl OddCells {
+    /// Counts a cell with an unknown value.
+    pub fn add_unseen(&mut self, text: &[u8]) {
+        self.unseen += 1;
+        let example: String = String::from_utf8_lossy(text).chars().take(40).collect();
+        if self.examples.len() < EXAMPLES_MAX && !self.examples.contains(&example) {
+            self.examples.push(example);
+        }
+    }
+
     /// Adds those of a later file to `all`, by the names of columns.
     pub(crate) fn add(later: Vec<OddCells>, all: &mut Vec<OddCells>) {
         for mut odd in later {

@@ -268,6 +268,22 @@ fn what_is_no_array_of_numbers_is_refused_with_help() {
             "numbers without a header do not say what they are: save them with np.save",
         ),
         ("a.xyz", b"what is this?", "expected .npy, .npz, .csv"),
+        (
+            "a.json",
+            b"[{\"x\": 1}]",
+            "help: pandas.read_json(path).to_csv(other, index=False)",
+        ),
+        (
+            "b.json",
+            b"{\"x\": 1}\n{\"x\": 2}\n",
+            "help: pandas.read_json(path, lines=True).to_csv(",
+        ),
+        ("c.json", b" [\n{\"messages\": []}]", "jq -c '.[]'"),
+        (
+            "d.json",
+            b"{\"prompt\": \"a\"}",
+            "help: rename it to .jsonl",
+        ),
         ("table.csv", b"a,b\n1,2\n", "expected a file of arrays"),
         (
             "table.txt",

@@ -148,10 +148,7 @@ fn trained() -> Trained {
     Trained {
         task: TaskSpec::named_classes(["ant", "bee", "cow"].map(String::from).into()),
         row_shape: vec![2],
-        normalization: Some(Normalization {
-            shift: vec![1.0, 2.0],
-            scale: vec![2.0, 0.5],
-        }),
+        normalization: Some(Normalization::new(vec![1.0, 2.0], vec![2.0, 0.5])),
         plan: FeaturePlan::default(),
         columns: Some(vec!["a".into(), "b".into()]),
         label: Some(LabelName::Column("kind".into())),

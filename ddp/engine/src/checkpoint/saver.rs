@@ -46,6 +46,8 @@ pub struct Saver {
     is_at_work: Arc<AtomicBool>,
     /// Allocated for the first checkpoint; the thread owns it while it writes.
     snapshot: Option<Snapshot>,
+    /// The best model so far, which is not written yet.
+    remembered: Option<SaveJob>,
     /// The step that is being written, and when that began.
     writing: Option<(u64, Instant)>,
     /// How long it waits without progress.
@@ -109,6 +111,7 @@ impl Saver {
             thread: Some(thread),
             is_at_work,
             snapshot: None,
+            remembered: None,
             writing: None,
             patience: world.timeout(),
             checkpoints,
@@ -124,8 +127,48 @@ impl Saver {
         in_phase(Phase::Checkpoint, || self.begin(step, state))
     }
 
-    fn begin(&mut self, step: &mut Step, mut state: State) -> Result<()> {
+    /// Copies values and moments, as `save` does, but writes them only before the first checkpoint
+    /// whose `state.best` they are.
+    pub(crate) fn remember(&mut self, step: &mut Step, state: State) -> Result<()> {
+        let before = self.remembered.take().map(|job| job.snapshot);
+        self.remembered = Some(self.copied(step, state, before)?);
+        Ok(())
+    }
+
+    /// Writes what is remembered, if it is of the step `best`.
+    pub(crate) fn write_remembered(&mut self, best: Option<u64>) -> Result<()> {
+        let is_best = |job: &mut SaveJob| Some(job.state.step) == best;
+        match self.remembered.take_if(is_best) {
+            Some(job) => self.send(job),
+            None => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, step: &mut Step, state: State) -> Result<()> {
+        self.write_remembered(state.best.map(|best| best.step))?;
         self.wait()?;
+        let snapshot = self.snapshot.take();
+        let job = self.copied(step, state, snapshot)?;
+        self.send(job)
+    }
+
+    /// Starts to write a copy, after the one before it.
+    fn send(&mut self, job: SaveJob) -> Result<()> {
+        self.wait()?;
+        let step = job.state.step;
+        let jobs = self.jobs.as_ref().expect("it is not dropped");
+        jobs.send(job).map_err(|_| ended())?;
+        self.writing = Some((step, Instant::now()));
+        Ok(())
+    }
+
+    /// A copy of values and moments, in the memory of an earlier one if there is one.
+    fn copied(
+        &self,
+        step: &mut Step,
+        mut state: State,
+        snapshot: Option<Snapshot>,
+    ) -> Result<SaveJob> {
         step.gather()?;
         let mut stages = step.stages().iter();
         let shares = stages.any(|stage| stage.model().params.shares() > 1);
@@ -136,17 +179,12 @@ impl Saver {
             .check()
             .map_err(|why| Error::Internal(format!("the state of a checkpoint {why}")))?;
         let is_first = self.rank == 0;
-        let mut snapshot = match self.snapshot.take() {
+        let mut snapshot = match snapshot {
             Some(snapshot) => snapshot,
             None => Snapshot::new(step, is_first, is_first || shares)?,
         };
         snapshot.fill(step)?;
-        let jobs = self.jobs.as_ref().expect("it is not dropped");
-        let step = state.step;
-        jobs.send(SaveJob { snapshot, state })
-            .map_err(|_| ended())?;
-        self.writing = Some((step, Instant::now()));
-        Ok(())
+        Ok(SaveJob { snapshot, state })
     }
 
     /// Returns an error of the thread, if there is one. Does not wait.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::files::{of_other_version, other_format, read_all};
 use super::folders::STATE_FILE;
 use crate::error::Result;
+use crate::setting::SCHEDULE_STEPS;
 use crate::tasks::BestBy;
 use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
 
@@ -220,6 +221,9 @@ impl State {
     /// Refuses impossible numbers.
     pub fn check(&self) -> Result<(), String> {
         let (position, schedule) = (&self.position, &self.schedule);
+        // A run may end before its schedule does.
+        let of_schedule = self.config.get(SCHEDULE_STEPS.0).and_then(Value::as_u64);
+        let of_schedule = of_schedule.unwrap_or(0);
         for (name, count, least, most) in [
             ("step", self.step, 0, COUNT_MAX),
             ("samples", self.samples, 0, COUNT_MAX),
@@ -232,7 +236,7 @@ impl State {
                 "schedule.warmup_steps",
                 schedule.warmup_steps,
                 0,
-                schedule.steps,
+                of_schedule.max(schedule.steps),
             ),
             ("optimizer_since", self.optimizer_since, 0, self.step),
             ("world.ranks", self.world.ranks as u64, 1, WIDTH_MAX),
@@ -285,10 +289,17 @@ fn check_normalization(
     width: usize,
     what: &str,
 ) -> Result<(), String> {
-    let Some(Normalization { shift, scale }) = normalization else {
+    let Some(Normalization {
+        shift,
+        scale,
+        range,
+    }) = normalization
+    else {
         return Ok(());
     };
     let fits = (shift.len() == 1 || shift.len() == width) && shift.len() == scale.len();
+    let are_ranges = |[least, greatest]: &[f32; 2]| least <= greatest;
+    let fits = fits && [0, width].contains(&range.len()) && range.iter().all(are_ranges);
     if fits && shift.iter().chain(scale).all(|number| number.is_finite()) {
         return Ok(());
     }

@@ -57,11 +57,15 @@ impl Config {
             require(false, "steps", steps, &text)?;
         }
         let text = format!("evaluations during training; help: leave {EVAL_EVERY} 0 out");
-        let evaluates = self.stop_after.is_none() || self.eval_every != Some(0);
-        require(evaluates, "stop-after", self.stop_after.unwrap_or(0), &text)?;
+        let evaluates = self.patience().is_none() || self.eval_every != Some(0);
+        require(evaluates, "stop-after", self.patience().unwrap_or(0), &text)?;
         let text = format!("a whole number, 1 or more; help: {STEPS} 0 saves the untrained model");
         require(self.epochs != Some(0), "epochs", 0, &text)?;
-        if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length()) {
+        let length = match (self.schedule_steps, self.length()) {
+            (Some(steps), _) => Length::Steps(steps),
+            (None, length) => length,
+        };
+        if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, length) {
             let text = format!(
                 "at most the {steps} steps of the run; help: warm up for less, or train for more"
             );
@@ -94,7 +98,7 @@ impl Config {
 
     /// Refuses groups that say nothing, or whose learning rate has no scale.
     fn check_groups(&self) -> Result<()> {
-        for group in &self.group.0 {
+        for group in self.group.iter().flat_map(|all| &all.0) {
             let got = &group.pattern;
             for (name, value) in [("lr", group.lr), ("weight-decay", group.weight_decay)] {
                 let value = value.unwrap_or_default();
@@ -139,7 +143,7 @@ impl Config {
             || !matches!(self.class_weights, ClassWeights::InOrder(_));
         let text = "a weight above 0; help: with weights of 0 nothing is learned";
         require(learns, name, got, text)?;
-        let are_names = !self.freeze.iter().any(String::is_empty);
+        let are_names = !self.freeze.iter().flatten().any(String::is_empty);
         let text = format!("names of layers or parameters; help: as in {FREEZE} 0,2.bias");
         require(are_names, "freeze", "an empty name", &text)
     }

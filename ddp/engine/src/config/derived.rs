@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ddp_data::text::TOKENIZER_FILE;
-use ddp_data::{DataRequest, TableSettings};
+use ddp_data::{DataRequest, LeftOpen, TableSettings};
 use ddp_nn::optim::{ParameterGroup, Rule};
 
 use super::Config;
@@ -45,6 +45,11 @@ impl Config {
         }
     }
 
+    /// After how many evaluations without a better one the run ends, if it does.
+    pub fn patience(&self) -> Option<u64> {
+        self.stop_after.filter(|most| *most > 0)
+    }
+
     /// Rows of a global batch: 128 by default.
     pub fn batch_rows(&self) -> u64 {
         match (self.batch_tokens, self.model.context()) {
@@ -64,12 +69,6 @@ impl Config {
         for (name, field) in CONSTANTS {
             let value = field(&mut config);
             *value = value.or(self.optimizer.default_of(name));
-        }
-        if self.batch_tokens.is_none() {
-            config.batch_size = Some(self.batch_rows());
-        }
-        if let Length::Epochs(epochs) = self.length() {
-            config.epochs = Some(epochs);
         }
         config
     }
@@ -91,7 +90,7 @@ impl Config {
     /// The groups of parameters, whose rates are factors of the peak.
     pub(crate) fn groups(&self) -> Result<Vec<ParameterGroup>> {
         let peak = self.peak_lr();
-        let groups = self.group.0.iter().map(|group| {
+        let groups = self.group.iter().flat_map(|all| &all.0).map(|group| {
             let rate = group.lr.map(|lr| lr / peak);
             Ok(ParameterGroup::new(
                 &group.pattern,
@@ -129,8 +128,8 @@ impl Config {
             labels: self.labels.clone(),
             val_data: self.val_data.clone(),
             val_labels: self.val_labels.clone(),
-            val_split: self.val_split,
-            stratify: self.stratify,
+            val_split: self.val_split.unwrap_or_default(),
+            stratify: self.stratify.unwrap_or_default(),
             seed: self.seed,
             task: self.task,
             context: self.model.context(),
@@ -148,12 +147,33 @@ impl Config {
             shortens: self.model.generates(),
             table: TableSettings {
                 drop: self.drop.clone(),
-                categorical: self.categorical.clone(),
-                missing: self.missing,
+                categorical: self.categorical.clone().unwrap_or_default(),
+                missing: self.missing.unwrap_or_default(),
             },
-            normalize: self.normalize,
+            normalize: self.normalize.unwrap_or_default(),
+            clips_targets: !self.plain,
+            left_open: self.left_open(),
             cache_dir: self.cache_dir.clone(),
             ..DataRequest::new(self.data.clone())
+        }
+    }
+}
+
+impl Config {
+    /// What tables choose.
+    fn left_open(&self) -> LeftOpen {
+        let open = LeftOpen {
+            categorical: self.categorical.is_none(),
+            missing: self.missing.is_none(),
+            normalize: self.normalize.is_none(),
+            val_split: self.val_split.is_none(),
+            stratify: self.stratify.is_none(),
+            task: self.task.is_none(),
+        };
+        if self.plain {
+            LeftOpen::default()
+        } else {
+            open
         }
     }
 }

@@ -159,6 +159,20 @@ impl fmt::Debug for Setting {
     }
 }
 
+impl Config {
+    /// Sets `name` unless it has a value or the model has no such setting. Returns whether it did.
+    pub(crate) fn set_if_open(&mut self, name: &str, value: &Value) -> bool {
+        let field = find(name).and_then(|setting| (setting.field)(self));
+        let Some(field) = field.filter(|field| field.value().is_null() && !value.is_null()) else {
+            return false;
+        };
+        field
+            .set_value(value.clone())
+            .expect("a value of this setting");
+        true
+    }
+}
+
 /// The name of the setting in this field: `batch-size` of `batch_size`.
 fn name_of(field: &str) -> String {
     field.trim_end_matches('_').replace('_', "-")
@@ -223,13 +237,17 @@ const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
 settings! {
     ["Model"]
     /// Names or patterns of layers or parameters that are not trained, separated by commas, as in
-    /// 0,2.bias or 'blocks.?,*.bias'
-    Run freeze "NAMES": Vec<String> = vec![];
+    /// 0,2.bias or 'blocks.?,*.bias' [default: none; of small tables all but a linear model, if
+    /// that suffices]
+    Run freeze "NAMES": Option<Vec<String>> = None;
     /// Train adapters of low rank (LoRA) beside the weights of `init-from`, which stay as they are:
     /// rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
     /// on=q_proj,v_proj; dropout=P and rslora=true may follow. Or from=FOLDER: those that PEFT or
     /// export wrote
     Run lora "SETTINGS": Option<LoraSetting> = None;
+
+    /// Keep the defaults of version 0.8, in which tables choose nothing
+    Run plain "BOOL": bool = false;
 
     ["Data"]
     /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX, and .gz of
@@ -248,23 +266,28 @@ settings! {
     Job val_data "SPEC": Option<DataSpec> = None;
     /// Labels of `val-data` [default: as in `labels`]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of `data` to keep for evaluation, chosen by `seed` (of tokens: the last
-    /// ones); an alternative to `val-data`
-    Run val_split "F": f64 = 0.0, Limits::BelowOne;
-    /// Whether `val-split` keeps the same fraction of each class
-    Run stratify "BOOL": bool = false;
-    /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
+    /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the
+    /// last ones); an alternative to `val-data` [default: 0; of tables with more than 2,000 rows
+    /// 0.2, at most 10,000 rows]
+    Run val_split "F": Option<f64> = None, Limits::BelowOne;
+    /// Whether `val-split` keeps the same fraction of each class [default: where tables choose it]
+    Run stratify "BOOL": Option<bool> = None;
+    /// Whether labels are classes or numbers [default: classes if they are text, or whole numbers:
+    /// in tables at most 10 consecutive ones, each in at least 8 rows]
     Run task "TASK": Option<TaskKind> = None;
     /// Columns of tables to leave out, separated by commas
     Run drop "NAMES": Vec<String> = vec![];
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
-    /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
-    Run categorical "NAMES": Vec<String> = vec![];
-    /// How missing numbers (empty cells, NA, null, ?, - or NaN) are treated
-    Run missing "HOW": Missing = Missing::Error;
+    /// feature that is 0 or 1. auto: every column of texts, with at most 256 values. common: of
+    /// each column of texts the 40 commonest values; dates become numbers, and free text,
+    /// identifiers and columns without a name are left out [default: common]
+    Run categorical "NAMES": Option<Vec<String>> = None;
+    /// How missing numbers (empty cells, NA, null, ?, - or NaN) are treated [default: error; in
+    /// tables indicator]
+    Run missing "HOW": Option<Missing> = None;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
-    /// and standard deviation 1, and numeric labels, too
-    Run normalize "HOW": Scaling = Scaling::None;
+    /// and standard deviation 1, and numeric labels, too [default: none; of tables standard]
+    Run normalize "HOW": Option<Scaling> = None;
     /// Folder with the tokenizer.json and the chat template that make tokens of conversations
     /// [default: that of `init-from`]
     Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
@@ -277,7 +300,8 @@ settings! {
     Rank cache_dir "DIR" [eval predict show_tokens]: Option<PathBuf> = None;
 
     ["Batches and length"]
-    /// Global batch size: rows per step, summed over all ranks [default: 128]
+    /// Global batch size: rows per step, summed over all ranks [default: 128; of tables with more
+    /// than 10,000 rows 256]
     Run batch_size "ROWS": Option<u64> = None, BATCH;
     /// Global batch size in tokens, a multiple of the model's context; an alternative to
     /// `batch-size`
@@ -287,7 +311,7 @@ settings! {
     Run micro_batch "ROWS": Option<usize> = None, COUNT;
     /// Steps to train, instead of `epochs`; 0 saves the untrained model
     Job steps "N": Option<u64> = None, Limits::Whole(0, EXACT_MAX);
-    /// Passes through the data [default: 5]
+    /// Passes through the data [default: 5; tables choose `steps`]
     Job epochs "N": Option<u64> = None;
     /// Skip an epoch's last batch if it is smaller than the others
     Run drop_last "BOOL": bool = false;
@@ -304,6 +328,8 @@ settings! {
     Run min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
     Run schedule "NAME": Schedule = Schedule::Cosine;
+    /// Steps over which the schedule falls, if not over those of the run
+    Run schedule_steps "N": Option<u64> = None, Limits::Whole(1, EXACT_MAX);
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
     /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]
@@ -323,9 +349,10 @@ settings! {
     /// Parameters with another learning rate or weight decay, by name, as in
     /// *.bias:weight-decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and
     /// weight-decay. The first group that matches a name counts
-    Run group "GROUPS": Groups = Groups::default();
-    /// Largest norm of all gradients together; 0 turns clipping off
-    Run grad_clip "NORM": f64 = 0.0, POSITIVE;
+    /// [default: none; for tables linear.*, ten times `lr`]
+    Run group "GROUPS": Option<Groups> = None;
+    /// Largest norm of all gradients together; 0 turns clipping off [default: 0; for tables 1]
+    Run grad_clip "NORM": Option<f64> = None, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes
     Run label_smoothing "X": f64 = 0.0, Limits::BelowOne;
     /// Weight of each class in the loss: balanced (all classes count the same, however many rows
@@ -382,7 +409,8 @@ settings! {
     Rank timeout_s "S" [eval predict mlp gpt addmm allreduce]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
-    /// Steps between checkpoints; 0 for the best and the last only [default: an epoch]
+    /// Steps between checkpoints; 0 for the best and the last only [default: an epoch; for tables
+    /// at least a twentieth of the run]
     Job checkpoint_every "N": Option<u64> = None;
     /// Number of newest checkpoints to keep; the best by validation is kept as well
     Job keep "N": u64 = 3, COUNT;
@@ -401,14 +429,15 @@ settings! {
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed
     Rank out "DIR": PathBuf = "out".into();
-    /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
+    /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch;
+    /// for tables a fiftieth of the run]
     Job eval_every "N": Option<u64> = None;
     /// Metric on held-out rows that decides which evaluation is the best; its checkpoint is kept
     /// and used by eval, predict and export
     Job best "FIGURE": BestBy = BestBy::Loss;
-    /// End the run early, after this many evaluations without one that is better by `best`
-    /// [default: train all steps]
-    Job stop_after "N": Option<u64> = None, COUNT;
+    /// End the run early, after this many evaluations without one that is better by `best`; 0 to
+    /// train all steps [default: 0; where tables choose `steps` 15]
+    Job stop_after "N": Option<u64> = None;
     /// gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the
     /// metrics log and the report; in a run on conversations, a question to answer
     Job sample "PROMPT": Option<String> = None;

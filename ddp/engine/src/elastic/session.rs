@@ -11,6 +11,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::run::{LateState, RankRun};
 use crate::config::Config;
@@ -50,8 +51,8 @@ pub(crate) trait Trains {
     /// A run that is ready for its first step with the ranks of a world.
     type Ready;
 
-    /// Opens the data of a process that joins others.
-    fn open_data(&mut self, world: &World) -> Result<Data>;
+    /// Opens the data of a process that joins others; None if these have chosen something of them.
+    fn open_data(&mut self, world: &World) -> Result<Option<Data>>;
 
     /// Assembles the run of the session with the ranks of `world`. None if it is finished.
     fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<Self::Ready>>;
@@ -77,7 +78,7 @@ pub(crate) fn run<T: Trains>(first: &World, trains: &mut T) -> Result<()> {
                 // It has nothing to save, and the others need not wait for it.
                 let code = Error::Stopped(String::new()).exit_code();
                 let ending = first.leave_when_asked(&stops, code)?;
-                session.data = Some(in_phase(Phase::Setup, || trains.open_data(first))?);
+                session.data = in_phase(Phase::Setup, || trains.open_data(first))?;
                 faults::at_step(FaultPoint::Joining, 0)?;
                 drop(ending);
                 Ok(SessionState::Meeting(None))
@@ -140,6 +141,8 @@ pub(crate) struct RunSettings<'a> {
 pub(crate) struct Session {
     /// Once they are open.
     pub(crate) data: Option<Data>,
+    /// The settings of the run, once they are chosen.
+    pub(crate) settled: Option<Map<String, Value>>,
     /// Once its step has its first weights.
     pub(crate) run: Option<RankRun>,
     /// In which its matmuls of bf16 add.

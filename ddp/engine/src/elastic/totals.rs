@@ -20,6 +20,8 @@ pub(crate) struct RunTotals {
     /// The best evaluation, and the last one.
     pub(crate) best: Option<Best>,
     pub(crate) last: Option<Best>,
+    /// The figure by which the model of the best evaluation is compared with others.
+    pub(crate) score: Option<f64>,
     pub(crate) progress: Plateau,
     /// The fingerprint of the held-out rows that `best` was determined on.
     pub(crate) held_out: Option<String>,

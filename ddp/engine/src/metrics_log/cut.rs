@@ -225,7 +225,10 @@ fn copy_lines(
         let Some(line) = line.and_then(|line| serde_json::from_slice::<LogLine>(line).ok()) else {
             break;
         };
-        let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");
+        let is_of_end = matches!(
+            &*line.event,
+            "confusion" | "baselines" | "predictions" | "placement" | "end"
+        );
         let is_later = line.step > Some(step) || last.is_some() && line.generation > last;
         if !is_of_end && !is_later {
             writer.write_all(&text)?;

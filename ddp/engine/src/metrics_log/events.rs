@@ -11,7 +11,8 @@ use crate::audit::Audit;
 use crate::confusion::Confusion;
 use crate::digest::{LayerDigest, StepDigests};
 use crate::error::EXIT_STOPPED;
-use crate::tasks::{BestBy, ColumnErrors};
+use crate::shown::significant;
+use crate::tasks::{Baselines, BestBy, ColumnErrors};
 
 /// One line of the metrics log: `{"event":"step",…}`.
 #[derive(Clone, Debug, Serialize)]
@@ -27,6 +28,23 @@ pub enum LogEvent<'a> {
     Sample(SampleEvent),
     /// The classes of all held-out rows at the last evaluation.
     Confusion(&'a Confusion),
+    /// How good other models are on the rows of the last evaluation.
+    Baselines {
+        /// After this step.
+        step: u64,
+        /// Of the model of the best evaluation, unless that was before a resume.
+        model: Option<f64>,
+        #[serde(flatten)]
+        /// Of others.
+        others: &'a Baselines,
+    },
+    /// Some rows of the last evaluation, if its answers are one number: that of the label, and the answer.
+    Predictions {
+        /// After this step.
+        step: u64,
+        /// In the units of the labels.
+        rows: &'a [[f32; 2]],
+    },
     /// A durable checkpoint.
     Checkpoint {
         /// Steps taken before it.
@@ -59,6 +77,9 @@ pub struct StartEvent {
     pub time_unix_s: f64,
     /// All settings, by name.
     pub config: Map<String, Value>,
+    /// The settings that are not at their default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed: Option<Vec<String>>,
     /// Versions of this program and of the libraries that it uses, by name.
     pub versions: BTreeMap<String, String>,
     /// The devices of each rank.
@@ -77,12 +98,65 @@ pub struct StartEvent {
     pub steps: Option<u64>,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
+    /// What folds showed where the length of the run was chosen by them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_fold: Option<OutOfFold>,
     /// The layers before the first step; none where the log of a resumed run was lost.
     #[serde(skip_deserializing)]
     pub initial_weights: Vec<LayerDigest>,
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
+}
+
+/// What models showed on rows that they were not trained on, one for each fold of the rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutOfFold {
+    /// The steps that are best, 0 if training makes it worse.
+    pub steps: u64,
+    /// The mean loss of all rows there, each by the model that was not trained on it.
+    pub loss: f64,
+    /// The loss of each fold.
+    pub folds: Vec<f64>,
+    /// The part of them that is classified correctly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// The figure by which they are compared with others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// How good these are, fitted to the same rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<Baselines>,
+}
+
+impl OutOfFold {
+    /// Whether these models, which are simpler, are at most one standard error worse than `other`,
+    /// fold by fold.
+    pub fn suffices_beside(&self, other: &OutOfFold) -> bool {
+        let count = self.folds.len() as f64;
+        let apart = self.folds.iter().zip(&other.folds).map(|(a, b)| a - b);
+        let mean = apart.clone().sum::<f64>() / count;
+        let variance = apart.map(|it| (it - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        mean <= (variance / count).sqrt()
+    }
+
+    /// How good they are beside other models of the same rows, for people.
+    pub(crate) fn beside(&self) -> Option<String> {
+        let others = self.others.as_ref()?;
+        Some(others.text("on rows that were not trained on", self.score))
+    }
+
+    /// For people.
+    pub fn describe(&self) -> String {
+        let accuracy = self
+            .accuracy
+            .map(|part| format!(", accuracy {:.2}%", part * 100.0));
+        format!(
+            "the loss of rows that were not trained on is {}{}",
+            significant(self.loss, 4),
+            accuracy.unwrap_or_default()
+        )
+    }
 }
 
 /// The ranks of a run.

@@ -79,6 +79,7 @@ fn a_run_is_its_events_in_order() {
     let start = StartEvent {
         time_unix_s: 1.5,
         config: config.as_object().unwrap().clone(),
+        changed: None,
         versions: BTreeMap::from([("ddp-train".into(), "0.2.0".into())]),
         devices: vec!["cpu".into()],
         world: StartWorld {
@@ -96,6 +97,7 @@ fn a_run_is_its_events_in_order() {
         parameters: Some(7),
         steps: Some(3),
         steps_per_epoch: 10,
+        out_of_fold: None,
         initial_weights: vec![LayerDigest("0".into(), "ab".into(), 1.0, 0.5)],
         job: None,
     };

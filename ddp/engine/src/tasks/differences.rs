@@ -17,6 +17,10 @@ pub struct Differences {
     /// Of training, by shard of this rank, so that they are added in the same order on any number
     /// of ranks; an evaluation of a saved model keeps its own.
     sums: BTreeMap<usize, Vec<f64>>,
+    /// Every how many rows of a shard are kept; 0 for none.
+    pub(crate) kept_every: u64,
+    /// Targets and outputs of these rows, by shard.
+    kept: BTreeMap<usize, Vec<f64>>,
 }
 
 /// How far a column's outputs are from its targets, in the units of the labels.
@@ -46,6 +50,8 @@ impl Differences {
         Differences {
             names: names.unwrap_or_else(|| (0..outputs).map(|index| index.to_string()).collect()),
             sums: BTreeMap::new(),
+            kept_every: 0,
+            kept: BTreeMap::new(),
         }
     }
 
@@ -62,19 +68,35 @@ impl Differences {
         output: &Tensor,
         normalization: Option<&Normalization>,
     ) -> Result<()> {
-        let host = |tensor: &Tensor| -> Result<Vec<f32>> {
+        let host = |tensor: &Tensor, is_output: bool| -> Result<Vec<f32>> {
             let mut values = tensor.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
-            let undo = |with: &Normalization| with.undo(&mut values, self.names.len());
-            normalization.map(undo);
+            match normalization {
+                Some(with) if is_output => with.undo_clipped(&mut values, self.names.len()),
+                Some(with) => with.undo(&mut values, self.names.len()),
+                None => {}
+            }
             Ok(values)
         };
-        let both = || -> Result<_> { Ok([host(output)?, host(&batch.targets)?]) };
+        let both = || -> Result<_> { Ok([host(output, true)?, host(&batch.targets, false)?]) };
         let [output, targets] = announced("the errors of held-out rows", both)?;
         let sums = self.sums_of(&output, &targets);
         let all = self.sums.entry(shard).or_default();
         all.resize(sums.len(), 0.0);
+        let rows = all[0] as u64..;
+        let pairs = rows.zip(targets.iter().zip(&output));
+        let kept = pairs.filter(|(row, _)| row.checked_rem(self.kept_every) == Some(0));
+        let kept = kept.flat_map(|(_, (target, output))| [target, output].map(|it| f64::from(*it)));
+        self.kept.entry(shard).or_default().extend(kept);
         add(all, &sums);
         Ok(())
+    }
+
+    /// Targets and outputs of the rows that are kept, of all ranks, which call it together.
+    pub(crate) fn kept(&mut self, world: &World) -> Result<Vec<[f32; 2]>> {
+        let own = std::mem::take(&mut self.kept).into_values().flatten();
+        let all = exchange::gather_numbers(world, &own.collect::<Vec<_>>())?.concat();
+        let pairs = all.chunks_exact(2);
+        Ok(pairs.map(|pair| [pair[0] as f32, pair[1] as f32]).collect())
     }
 
     /// The errors over all ranks' rows. All ranks call it together.

@@ -7,7 +7,7 @@ use ddp_comm::World;
 use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
-use ddp_data::{Data, InOrder, Loader, Resident, Source};
+use ddp_data::{Data, InOrder, LeftOpen, Loader, Resident, Source};
 use ddp_kernels::Device;
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
@@ -58,6 +58,11 @@ pub(super) fn open(
     // A run that began with targets as they are continues with them.
     request.normalizes_targets =
         resumed.is_none_or(|opened| opened.state.target_normalization.is_some());
+    if let Some(opened) = resumed {
+        request.left_open = LeftOpen::default();
+        let targets = opened.state.target_normalization.as_ref();
+        request.clips_targets &= targets.is_none_or(|targets| !targets.range.is_empty());
+    }
     Ok(ddp_data::prepare(&request, tables, &WorldRanks(world))?)
 }
 
@@ -255,11 +260,12 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         .iter()
         .map(|model| model.params.trained_count())
         .sum();
-    if !options.freeze.is_empty() && trained == 0 {
+    let freeze = options.freeze.clone().unwrap_or_default();
+    if !freeze.is_empty() && trained == 0 {
         return Err(Error::Usage(format!(
             "{FREEZE} {}: expected some parameters that are not frozen, got none; help: freeze \
              fewer",
-            options.freeze.join(",")
+            freeze.join(",")
         )));
     }
     Ok(())

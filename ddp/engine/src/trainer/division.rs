@@ -40,7 +40,7 @@ pub fn step_options(options: &Config, world: &World) -> StepOptions {
     };
     StepOptions {
         reducer,
-        clip_norm: options.grad_clip,
+        clip_norm: options.grad_clip.unwrap_or_default(),
         seed: options.seed,
         graph: options.graph,
     }

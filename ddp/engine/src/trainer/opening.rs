@@ -278,6 +278,7 @@ impl<'a> RunFolder<'a> {
         log.write(&LogEvent::Start(metrics_log::StartEvent {
             time_unix_s: metrics_log::unix_s(),
             config: self.config.clone(),
+            changed: Some(run.changed.clone()),
             versions: self.versions.clone(),
             devices: run.places.clone(),
             world: StartWorld {
@@ -295,6 +296,7 @@ impl<'a> RunFolder<'a> {
             parameters: Some(step.params().map(|params| params.count() as u64).sum()),
             steps: Some(plan.steps),
             steps_per_epoch: plan.sampler.steps_per_epoch(),
+            out_of_fold: run.out_of_fold.clone(),
             initial_weights,
             job: ddp_comm::job_number(),
         }))
@@ -343,7 +345,7 @@ impl<'a> RunFolder<'a> {
         }
         let evaluations = plan.steps.div_ceil(plan.eval_every.max(1));
         let few = |most: &u64| evaluations < most + 2 && self.run.resumed.is_none();
-        if let Some(most) = self.options.stop_after.filter(few) {
+        if let Some(most) = self.options.patience().filter(few) {
             tracing::warn!(
                 "{STOP_AFTER} {most}: expected at least {} evaluations, got {evaluations}: the run cannot end early; \
                  help: give a smaller {EVAL_EVERY}, or train for longer",

@@ -59,10 +59,13 @@ impl Config {
                     ))
                 })?,
         };
-        let warmup_steps = self.warmup_steps.unwrap_or_else(|| (steps / 10).min(100));
-        if warmup_steps > steps {
+        let of_schedule = self.schedule_steps.unwrap_or(steps);
+        let warmup_steps = self
+            .warmup_steps
+            .unwrap_or_else(|| (of_schedule / 10).min(100));
+        if warmup_steps > of_schedule {
             return Err(Error::Usage(format!(
-                "{WARMUP_STEPS} {warmup_steps}: expected at most the {steps} steps of the run; \
+                "{WARMUP_STEPS} {warmup_steps}: expected at most the {of_schedule} steps of the run; \
                  help: warm up for less, or train for more"
             )));
         }
@@ -84,8 +87,8 @@ impl Config {
             let names: Vec<_> = measures.iter().map(|measure| measure.name()).collect();
             let (names, task) = (names.join(" or "), data.train.task());
             format!("{BEST} {best}: expected {names} for {task}; help: give one of these")
-        } else if rows.rows() == 0 && (self.stop_after.is_some() || !self.best.is_loss()) {
-            let setting = self.stop_after.map_or(BEST, |_| STOP_AFTER);
+        } else if rows.rows() == 0 && (self.patience().is_some() || !self.best.is_loss()) {
+            let setting = self.patience().map_or(BEST, |_| STOP_AFTER);
             format!("{setting}: expected held-out rows, got none; help: give {VAL_SPLIT} 0.2")
         } else if self.best == BestBy::Auc && lacks_class {
             format!("{BEST} {best}: expected held-out rows of both classes; help: hold out others")
@@ -97,13 +100,14 @@ impl Config {
 
     /// Whether a run with this progress on held-out rows has ended early.
     pub(super) fn has_stopped_early(&self, progress: &Plateau) -> bool {
-        self.stop_after.is_some_and(|most| progress.since >= most)
+        self.patience().is_some_and(|most| progress.since >= most)
     }
 
     /// The learning rate of each step of a run.
     pub(super) fn learning_rate(&self, plan: &Plan) -> Result<Schedule> {
         let (peak, warmup) = (self.peak_lr(), plan.warmup_steps);
-        let schedule = Schedule::new(self.schedule, peak, self.min_lr, warmup, plan.steps);
+        let steps = self.schedule_steps.unwrap_or(plan.steps);
+        let schedule = Schedule::new(self.schedule, peak, self.min_lr, warmup, steps);
         Ok(schedule?)
     }
 
@@ -125,13 +129,16 @@ impl Config {
     /// Whether the parameter `name` is not trained: `0` freezes all of layer 0, `0.bias` one
     /// parameter, `*.bias` all biases.
     pub fn is_frozen(&self, name: &str) -> bool {
-        self.freeze.iter().any(|pattern| is_of(pattern, name))
+        self.freeze
+            .iter()
+            .flatten()
+            .any(|pattern| is_of(pattern, name))
     }
 
     /// Refuses a name or pattern in `freeze` that no layer and no parameter of the model has.
     pub(crate) fn check_freeze(&self, names: &[&str]) -> Result<()> {
         let is_unknown = |pattern: &&String| !names.iter().any(|name| is_of(pattern, name));
-        match self.freeze.iter().find(is_unknown) {
+        match self.freeze.iter().flatten().find(is_unknown) {
             None => Ok(()),
             Some(pattern) => Err(Error::Usage(format!(
                 "{FREEZE} {pattern}: expected a name or pattern of layers or parameters of the \

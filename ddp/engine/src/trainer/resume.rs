@@ -12,7 +12,9 @@ use ddp_kernels::Device;
 use ddp_kernels::setting::Choice;
 use ddp_nn::Loss;
 use ddp_nn::optim::ScheduleShape;
+use serde_json::Map;
 
+use super::choices;
 use super::plan::Plan;
 use crate::checkpoint::{self, Opened, Plateau, State};
 use crate::config::{Config, Length, Resume};
@@ -132,7 +134,8 @@ pub(super) fn changes(
             state.step, plan.steps
         )));
     }
-    let mut changes = options.changes(&Config::of_checkpoint(opened)?);
+    let then = choices::taken_over(&Config::of_checkpoint(opened)?, &Map::new());
+    let mut changes = options.changes(&then);
     changes.extend(changed_device(device, state));
     changes.extend(changed_data(data, state)?);
     changes.extend(changed_loss(own_loss, state));
@@ -277,7 +280,8 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
     let mut changes = Vec::new();
     let shape = options.schedule;
     let (steps, warmup_steps) = (state.schedule.steps, state.schedule.warmup_steps);
-    if plan.steps != steps && shape != ScheduleShape::Constant {
+    let depends = shape != ScheduleShape::Constant && options.schedule_steps.is_none();
+    if plan.steps != steps && depends {
         let setting = match options.length() {
             Length::Steps(_) => STEPS.to_string(),
             Length::Epochs(_) => format!("{EPOCHS}, in steps"),
@@ -288,12 +292,8 @@ fn changed_schedule(options: &Config, plan: &Plan, state: &State) -> Vec<String>
         ));
     }
     if plan.warmup_steps != warmup_steps {
-        let why = match options.warmup_steps {
-            Some(_) => "",
-            None => ", by default a tenth of all steps",
-        };
         changes.push(format!(
-            "{WARMUP_STEPS} {}{why} (was {warmup_steps})",
+            "{WARMUP_STEPS} {} (was {warmup_steps})",
             plan.warmup_steps
         ));
     }

@@ -11,6 +11,7 @@ use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::{Device, threads};
 
 use super::build::{self, check_batches};
+use super::choices::{self, Choices};
 use super::division::step_options;
 use super::fitting::fitted;
 use super::plan::Plan;
@@ -26,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::exchange;
 use crate::faults::{self, FaultPoint};
 use crate::initial;
-use crate::metrics_log::{self, LockedLog, REPORT_FILE};
+use crate::metrics_log::{self, LockedLog, OutOfFold, REPORT_FILE};
 use crate::model::data_shape;
 use crate::setting::{DEVICE, STOP_AFTER};
 use crate::step::gradient_group;
@@ -54,7 +55,13 @@ pub(super) struct Assembled {
     /// Where each rank trains.
     pub(super) places: Vec<String>,
     pub(super) bf16_order: Option<Bf16Order>,
-    /// The settings, with what `memory` chose.
+    /// What was learned when its length was chosen.
+    pub(super) out_of_fold: Option<OutOfFold>,
+    /// The settings that were given.
+    pub(super) changed: Vec<String>,
+    /// The settings, with what the data chose.
+    pub(super) settled: Config,
+    /// The same, with what `memory` chose.
     pub(super) options: Config,
 }
 
@@ -188,11 +195,27 @@ pub(super) fn assemble(
     let of_checkpoint = || bf16::order_of(&resumed.as_ref()?.state.versions);
     let order = session.bf16_order.or_else(of_checkpoint);
     session.bf16_order = bf16::agree(options, device, world, order)?;
+    let changed = options.changed();
+    let options = &begun(options, session, resumed.as_ref(), continued, world)?;
     let data = match session.data.take() {
         Some(data) => data,
         None => build::data(options, program, world, resumed.as_ref())?,
     };
     session.data = Some(data.clone());
+    // A rehearsal limits the size of the model.
+    let trains = parameters_max == u64::MAX;
+    let begins = resumed.is_none() && continued.is_none();
+    let Choices {
+        options,
+        lines,
+        out_of_fold,
+    } = choices::choose(options, &data, world, [begins, trains])?;
+    options.check()?;
+    if world.rank() == 0 {
+        lines.iter().for_each(|line| tracing::info!("{line}"));
+    }
+    session.settled = Some(options.to_json());
+    let options = &options;
     let plan = options.plan(&data)?;
     let own_loss = program.loss().map(|loss| resume::described(&*loss));
     let mut overridden = Vec::new();
@@ -211,6 +234,7 @@ pub(super) fn assemble(
         resumed = Some(opened);
     }
     check_batches(options, world, &data)?;
+    let settled = options;
     let fitting = match session.run {
         Some(_) => Cow::Borrowed(options),
         None => fitted(options, &data, world, &devices)?,
@@ -299,8 +323,31 @@ pub(super) fn assemble(
         kept_bytes,
         places,
         bf16_order: session.bf16_order,
+        out_of_fold,
+        changed,
+        settled: settled.clone(),
         options: options.clone(),
     })))
+}
+
+/// The settings with what was chosen when the run began: they come from its checkpoint, or from a
+/// rank that has the run.
+fn begun(
+    options: &Config,
+    session: &Session,
+    resumed: Option<&Opened>,
+    continued: Option<&Regroup>,
+    world: &World,
+) -> Result<Config> {
+    if let Some(opened) = resumed {
+        return Ok(choices::taken_over(options, &opened.state.config));
+    }
+    if continued.is_none() {
+        return Ok(options.clone());
+    }
+    let mut known = exchange::gather(world, &session.settled)?.into_iter();
+    let known = known.find_map(|it| it).unwrap_or_default();
+    Ok(choices::taken_over(options, &known))
 }
 
 /// The end of a run that is asked to stop before its first step.

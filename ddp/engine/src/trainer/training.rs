@@ -50,7 +50,7 @@ enum AfterStep {
 
 /// A training run, on one rank.
 pub(super) struct TrainingRun<'a> {
-    options: &'a Config,
+    options: Config,
     program: &'a mut dyn RunProgram,
     world: &'a World,
     run: Assembled,
@@ -76,7 +76,6 @@ pub(super) struct TrainingRun<'a> {
 impl<'a> TrainingRun<'a> {
     /// Everything else up to the first step.
     pub(super) fn new(
-        options: &'a Config,
         program: &'a mut dyn RunProgram,
         world: &'a World,
         ready: ReadyRun,
@@ -84,7 +83,8 @@ impl<'a> TrainingRun<'a> {
     ) -> Result<TrainingRun<'a>> {
         let ReadyRun { run, locked, stops } = ready;
         let (rank_run, log, unlogged) = session.parts();
-        let folder = RunFolder::new(options, &run, rank_run, world);
+        let options = run.settled.clone();
+        let folder = RunFolder::new(&options, &run, rank_run, world);
         let mut state = folder.state()?;
         let weights = folder.initial_weights()?;
         if world.rank() == 0 && log.is_none() {
@@ -124,18 +124,20 @@ impl<'a> TrainingRun<'a> {
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
+        let schedule = options.learning_rate(&run.plan)?;
+        let flop_of_a_row = options.model.flop_of_a_row(&shape);
         Ok(TrainingRun {
             options,
             program,
             world,
             task: tasks::of(run.data.train.task()),
-            schedule: options.learning_rate(&run.plan)?,
+            schedule,
             saver,
             state,
             lost_checkpoint,
             stop_poll,
             trace,
-            flop_of_a_row: options.model.flop_of_a_row(&shape),
+            flop_of_a_row,
             matmul_tflops: None,
             run,
             rank_run,
@@ -170,7 +172,10 @@ impl TrainingRun<'_> {
         let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
         if matches!(trained, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
-            _ = self.saver.finish().and_then(|_| self.record_saved());
+            let best = self.rank_run.totals.best.map(|best| best.step);
+            let written = self.saver.write_remembered(best);
+            let finished = written.and_then(|()| self.saver.finish());
+            _ = finished.and_then(|_| self.record_saved());
         }
         // Only after a successful run can all ranks be asked.
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
@@ -350,9 +355,12 @@ impl TrainingRun<'_> {
                 .best
                 .is_some_and(|best| best.step == number);
         let is_lost = std::mem::take(&mut self.lost_checkpoint);
-        let saves = is_multiple(self.run.plan.checkpoint_every) || is_best || is_lost;
+        let is_due = is_multiple(self.run.plan.checkpoint_every);
+        let saves = is_due || is_lost || is_best && !self.remembers_best();
         if saves {
             self.save(number)?;
+        } else if is_best {
+            self.remember(number)?;
         }
         if self.trace.ends_after(number) {
             self.finish_trace()?;

@@ -8,6 +8,7 @@ use ddp_kernels::ops::Activation;
 
 use super::family::{DataShape, Family, refuse};
 use crate::error::Result;
+use crate::forward::{Module, Scope, Var};
 use crate::{Activate, Dropout, Linear, Sequential, family_settings};
 
 /// The widest layer.
@@ -22,6 +23,9 @@ family_settings! {
         activation "NAME": Activation = Activation::Relu;
         /// Probability of dropping an element
         dropout "P": f64 = 0.0;
+        /// Add a linear model of the inputs to the output. The perceptron then sees
+        /// x/√(1 + (x/3)²), and its last layer begins at zero [default: false; for tables true]
+        linear_path "BOOL": Option<bool> = None;
     }
 }
 
@@ -57,7 +61,18 @@ impl Family for MlpSpec {
             activation: self.activation,
             dropout: self.dropout,
         };
-        Ok(mlp.layers())
+        let zero_last = self.linear_path == Some(true);
+        let layers = mlp.layers_to(Linear::new(data.outputs).starting_at_zero(zero_last));
+        if !zero_last {
+            return Ok(layers);
+        }
+        Ok(Sequential::new().named(
+            "",
+            LinearPath {
+                beside: layers,
+                outputs: data.outputs,
+            },
+        ))
     }
 
     fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
@@ -81,7 +96,38 @@ impl Family for MlpSpec {
             inputs = width;
         }
         layers.push(format!("nn.Linear({inputs}, {outputs})"));
-        Some(format!("nn.Sequential({})", layers.join(", ")))
+        if self.linear_path != Some(true) {
+            return Some(format!("nn.Sequential({})", layers.join(", ")));
+        }
+        let features = row_shape.last().copied().unwrap_or(0);
+        let layers = layers.iter().enumerate();
+        let layers: Vec<_> = layers
+            .map(|(at, layer)| format!("'{at}': {layer}"))
+            .collect();
+        Some(format!(
+            "type('Table', (nn.Sequential,), {{'forward': lambda m, x: nn.Sequential.forward(m[:-1], \
+             x / (1 + (x / 3) ** 2).sqrt()) + m[-1](x)}})(collections.OrderedDict({{{}, \
+             'linear': nn.Linear({features}, {outputs}, bias=False)}}))",
+            layers.join(", ")
+        ))
+    }
+}
+
+/// Layers beside a linear model, which starts at zero. The layers see inputs without extremes: near
+/// 0 as they are, and at most 3.
+#[derive(Debug)]
+struct LinearPath {
+    beside: Sequential,
+    outputs: usize,
+}
+
+impl Module for LinearPath {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let third = x * (1.0 / 3.0);
+        let limited = x * (1.0 + &third * &third).rsqrt();
+        let y = self.beside.forward(m, &limited);
+        let linear = Linear::new(self.outputs).without_bias();
+        y + m.layer("linear", x, linear.starting_at_zero(true).outer())
     }
 }
 
@@ -102,6 +148,11 @@ pub struct Mlp {
 impl Mlp {
     /// Makes the layers.
     pub fn layers(&self) -> Sequential {
+        self.layers_to(Linear::new(self.outputs))
+    }
+
+    /// Makes the layers with this one as the last.
+    fn layers_to(&self, last: Linear) -> Sequential {
         let mut layers = Sequential::new();
         for &width in &self.hidden {
             layers.push(Box::new(Linear::new(width)));
@@ -110,6 +161,6 @@ impl Mlp {
                 layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
             }
         }
-        layers.then(Linear::new(self.outputs).outer())
+        layers.then(last.outer())
     }
 }

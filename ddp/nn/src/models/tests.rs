@@ -1,6 +1,7 @@
-use ddp_kernels::{DType, Device, ops};
+use ddp_kernels::{DType, Device, Tensor, ops};
 
 use super::*;
+use crate::pass::tests::in_pass;
 use crate::{Linear, Sequential, family_settings};
 
 fn digits() -> DataShape<'static> {
@@ -19,6 +20,7 @@ fn the_first_family_with_its_defaults_is_the_default() {
         hidden: vec![256, 128],
         activation: ops::Activation::Relu,
         dropout: 0.0,
+        linear_path: None,
     };
     assert_eq!(ModelSpec::default(), ModelSpec::from(expected));
     assert_eq!(ModelSpec::default().name(), "mlp");
@@ -50,8 +52,61 @@ fn text_sets_each_setting_of_the_family() {
         hidden: vec![5, 6],
         activation: ops::Activation::Gelu,
         dropout: 0.25,
+        linear_path: None,
     };
     assert_eq!(spec, ModelSpec::from(expected));
+}
+
+/// Beside it the perceptron sees no extremes, and both begin with 0 as the answer.
+#[test]
+fn a_linear_path_is_added_to_what_a_perceptron_makes_of_limited_inputs() {
+    let spec = mlp::MlpSpec {
+        hidden: vec![3],
+        linear_path: Some(true),
+        ..mlp::MlpSpec::default()
+    };
+    let shape = DataShape {
+        row_shape: &[2],
+        outputs: 1,
+        ..digits()
+    };
+    let layers = Box::new(spec.layers(&shape).unwrap());
+    let model = Model::new(layers, &[2], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    let parameters = model.params.in_order();
+    let names: Vec<&str> = parameters.iter().map(|it| &*it.name).collect();
+    assert_eq!(
+        names,
+        ["0.weight", "0.bias", "2.weight", "2.bias", "linear.weight"]
+    );
+    let x = [1.0, -2.0, 300.0, 0.5f32];
+    let x = Tensor::from_slice(&x, &[2, 2], Device::Cpu).unwrap();
+    let output = || -> Vec<f32> {
+        let y = in_pass(&model, false, |mut pass| model.forward(&mut pass, &x));
+        y.unwrap().to_vec().unwrap()
+    };
+    assert_eq!(output(), [0.0, 0.0]);
+    let set = |name: &str, values: &[f32]| {
+        let one = parameters.iter().find(|it| it.name == name).unwrap();
+        let place = model.params.values().slice(one.range.clone()).unwrap();
+        let own = |into: &mut [f32]| into[..values.len()].copy_from_slice(values);
+        place.with_slice_mut(own).unwrap();
+    };
+    set("linear.weight", &[2.0, 1.0]);
+    assert_eq!(output(), [0.0, 600.5]);
+    // The perceptron passes its first input on, where it is above 0: at most 3.
+    set("0.weight", &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    set("0.bias", &[0.0; 3]);
+    set("2.weight", &[1.0, 0.0, 0.0]);
+    let [one, other] = output()[..] else {
+        panic!("two rows")
+    };
+    assert!(
+        (one - 1.0 / (1.0f32 + 1.0 / 9.0).sqrt()).abs() < 1e-6,
+        "{one}"
+    );
+    assert!((603.4..603.5).contains(&other), "{other}");
+    let torch = spec.torch(&[2], 1).unwrap();
+    assert!(torch.ends_with("'2': nn.Linear(3, 1), 'linear': nn.Linear(2, 1, bias=False)}))"));
 }
 
 #[test]

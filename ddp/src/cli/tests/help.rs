@@ -33,8 +33,14 @@ fn help_says_what_the_defaults_are() {
         ("hidden", hidden),
         ("dropout", dropout.to_string()),
         ("data", defaults.data.to_string()),
-        ("batch-size", defaults.batch_rows().to_string()),
-        ("epochs", "5".to_string()),
+        (
+            "batch-size",
+            format!(
+                "{}; of tables with more than 10,000 rows 256",
+                defaults.batch_rows()
+            ),
+        ),
+        ("epochs", "5; tables choose --steps".to_string()),
         (
             "lr",
             format!(
@@ -58,7 +64,7 @@ fn help_says_what_the_defaults_are() {
         ("eps", "1e-8, 1e-10 for muon".to_string()),
         ("momentum", "0.9, 0.95 for muon".to_string()),
         ("adam-lr", "0.0003".to_string()),
-        ("grad-clip", defaults.grad_clip.to_string()),
+        ("grad-clip", "0; for tables 1".to_string()),
         ("label-smoothing", defaults.label_smoothing.to_string()),
         ("seed", defaults.seed.to_string()),
         (

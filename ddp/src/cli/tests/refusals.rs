@@ -2,6 +2,32 @@
 
 use super::*;
 
+/// A bare file was an unknown command.
+#[test]
+fn a_file_without_a_flag_is_data_whose_columns_could_be_labels() {
+    let scratch = ddp_kernels::files::testing::Scratch::new();
+    let file = |name: &str, text: &str| {
+        let path = scratch.path().join(name).display().to_string();
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let table = file("t.csv", "id,home town,price\n1,a,1.5\n2,b,2.5\n");
+    let one = file("one.csv", "same,y\n1,2\n1,3\n");
+    let text = file("a.txt", "to be");
+    let all = "--labels COLUMN; these could be labels: id, 'home town', price";
+    for (before, file, after) in [
+        ("", &table, all),
+        ("train ", &table, all),
+        ("--epochs 3 ", &table, all),
+        ("", &one, "--labels y"),
+        ("", &text, ""),
+    ] {
+        let message = refusal(&format!("{before}{file}"));
+        let advice = format!("{file}: expected a flag; help: write --data {file} {after}");
+        assert_eq!(message, advice.trim_end());
+    }
+}
+
 #[test]
 fn invalid_flags_name_the_flag_the_value_and_the_choices() {
     for (line, parts) in [

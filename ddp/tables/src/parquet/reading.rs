@@ -23,6 +23,7 @@ use ddp_kernels::panics;
 use ddp_data::files::io::{RATIO_MAX, reading, refuse};
 use ddp_data::setting::DROP;
 use ddp_data::tables::RecordSink;
+use ddp_data::words::pasted;
 use ddp_data::{Error, Result, bail};
 
 use crate::table::{TableReader, Value};
@@ -165,13 +166,14 @@ impl TableReader for ParquetTable {
             let bad = |what: String| self.bad(format!("column \"{}\" {what}", self.names[column]));
             let leaf = schema.column(self.first_leaves[column]);
             let kind = types.get(&self.names[column]);
+            let drop = format!("{DROP} {}", pasted([&*self.names[column]]));
             if let Some(kind) = kind.filter(|kind| kind.starts_with("timedelta64")) {
                 return Err(bad(format!(
                     "holds durations ({kind}): expected numbers; help: save them in a unit: d.dt.total_seconds(), \
-                     or leave it out: {DROP}"
+                     or leave it out: {drop}"
                 )));
             }
-            Ok((column, is_unsigned(&leaf).map_err(bad)?))
+            Ok((column, is_unsigned(&leaf, &drop).map_err(bad)?))
         };
         self.selected = columns.iter().map(read).collect::<Result<_>>()?;
         Ok(())
@@ -285,17 +287,17 @@ fn damaged(path: &Path, error: &ParquetError) -> Error {
     refuse(path, format!("{why} ({text})"))
 }
 
-/// Whether the values of a column are unsigned, or why it is not read.
-fn is_unsigned(column: &ColumnDescriptor) -> Result<bool, String> {
+/// Whether the values of a column are unsigned, or why it is not read; `drop` leaves it out.
+fn is_unsigned(column: &ColumnDescriptor, drop: &str) -> Result<bool, String> {
     use ConvertedType as C;
     if column.max_rep_level() > 0 || column.path().parts().len() > 1 {
         bail!(
-            "is nested: expected one value a row; help: give each value its own column, or leave it out: {DROP}"
+            "is nested: expected one value a row; help: give each value its own column, or leave it out: {drop}"
         );
     }
     if column.name() == "__index_level_0__" {
         bail!(
-            "is an index that pandas wrote; help: leave it out: {DROP} __index_level_0__, or save without it: \
+            "is an index that pandas wrote; help: leave it out: {drop}, or save without it: \
              to_parquet(path, index=False)"
         );
     }
@@ -317,7 +319,7 @@ fn is_unsigned(column: &ColumnDescriptor) -> Result<bool, String> {
         ) => Ok(false),
         (other, _, _) => bail!(
             "holds {other} {}: expected integers, floats, bools or texts; help: cast it before it is saved (pandas: \
-             .astype(float), .astype(str), dates to days by (d - d.min()).dt.days), or leave it out: {DROP}",
+             .astype(float), .astype(str), dates to days by (d - d.min()).dt.days), or leave it out: {drop}",
             logical.map_or(String::new(), |kind| format!("{kind:?}"))
         ),
     }

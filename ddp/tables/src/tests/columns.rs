@@ -4,9 +4,18 @@ use super::*;
 
 fn categorical(name: &str, values: &[&str]) -> ColumnPlan {
     ColumnPlan {
-        name: name.to_string(),
         values: Some(values.iter().map(|value| value.to_string()).collect()),
+        ..ColumnPlan::number(name)
     }
+}
+
+#[test]
+fn labels_could_be_columns_that_vary_and_do_not_name_rows() {
+    let rows = (0..40).map(|row| format!("{row},F{row},{}.5,7,{},,{}\n", row, row % 2, row % 3));
+    let rows: String = rows.collect();
+    let table = Table::csv(format!(",name,price,same,kind,empty,it's\n{rows}"));
+    let found = possible_labels(&table.path).unwrap();
+    assert_eq!(found, ["price", "kind", "it's"]);
 }
 
 #[test]

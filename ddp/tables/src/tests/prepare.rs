@@ -1,5 +1,6 @@
 //! From tables to data, on one rank and on several: the same rows, the same errors.
 
+mod chosen;
 mod names;
 mod settings;
 #[path = "../../../data/src/prepare/tests/support.rs"]
@@ -39,10 +40,7 @@ fn trained() -> Trained {
     Trained {
         task: TaskSpec::named_classes(["ant", "bee", "cow"].map(String::from).into()),
         row_shape: vec![2],
-        normalization: Some(Normalization {
-            shift: vec![1.0, 2.0],
-            scale: vec![2.0, 0.5],
-        }),
+        normalization: Some(Normalization::new(vec![1.0, 2.0], vec![2.0, 0.5])),
         plan: FeaturePlan::default(),
         columns: Some(vec!["a".into(), "b".into()]),
         label: Some(LabelName::Column("kind".into())),

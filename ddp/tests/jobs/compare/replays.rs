@@ -55,7 +55,8 @@ fn a_replay_refuses_what_it_cannot_repeat() {
         .map(|row| format!("{},{},c{}\n", row % 5, row % 7, row % 2))
         .collect();
     fs::write(folder.path().join("data.csv"), format!("a,b,y\n{rows}")).unwrap();
-    let words = "--data data.csv --labels y --hidden 6 --batch-size 24 --steps 2 --log-every 1";
+    let words =
+        "--data data.csv --labels y --plain --hidden 6 --batch-size 24 --steps 2 --log-every 1";
     train(&folder, "one", (1, words, ""));
     train(&folder, "two", (1, &format!("{words} --seed 1"), ""));
     let refused = |code: i32, expected: &str| {

@@ -151,7 +151,7 @@ fn rows(state: &State, config: &Config) -> String {
         text += "; missing numbers are filled in";
     }
     let normalized = state.normalization.as_ref();
-    text + &match normalized.map(|Normalization { shift, scale }| (&shift[..], &scale[..])) {
+    text + &match normalized.map(|it| (&it.shift[..], &it.scale[..])) {
         None => "; not normalized".to_string(),
         Some(([shift], [scale])) => format!("; normalized: (x - {shift:?}) * {scale:?}"),
         Some((all, _)) => format!("; normalized: {} features, each separately", all.len()),
@@ -159,15 +159,25 @@ fn rows(state: &State, config: &Config) -> String {
 }
 
 /// How numeric labels were normalized, and how to undo it.
-fn targets(Normalization { shift, scale }: &Normalization) -> (String, String) {
+fn targets(normalization: &Normalization) -> (String, String) {
+    let Normalization {
+        shift,
+        scale,
+        range,
+    } = normalization;
+    let clipped = match range[..] {
+        [] => String::new(),
+        [[least, greatest]] => format!(", clipped to {least:?} … {greatest:?}"),
+        _ => format!(", clipped to the range in {STATE_FILE}"),
+    };
     match (&shift[..], &scale[..]) {
         ([shift], [scale]) => (
             format!("(label - {shift:?}) * {scale:?}"),
-            format!("model(x) / {scale:?} + {shift:?}"),
+            format!("model(x) / {scale:?} + {shift:?}{clipped}"),
         ),
         _ => (
             "(label - shift) * scale, each separately".to_string(),
-            format!("model(x) / scale + shift, of target_normalization in {STATE_FILE}"),
+            format!("model(x) / scale + shift, of target_normalization in {STATE_FILE}{clipped}"),
         ),
     }
 }

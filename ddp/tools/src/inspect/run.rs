@@ -40,8 +40,8 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         if let Some(lora) = &config.lora {
             sheet.add("adapters", shown(&lora.to_string()));
         }
-        if !config.freeze.is_empty() {
-            sheet.add("frozen", some_of(&config.freeze));
+        if let Some(frozen) = config.freeze.as_ref().filter(|names| !names.is_empty()) {
+            sheet.add("frozen", some_of(frozen));
         }
     }
     let (lines, listed) = listed(&checkpoints);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 pub(crate) use super::html::joined;
-use super::html::{count, escaped, figure, percent, plural, shortened, table};
+use super::html::{breakable, count, figure, percent, plural, shortened, table};
 use crate::metrics::Run;
 use crate::metrics_log::{RanksEvent, ResumeEvent};
 use crate::units::relative;
@@ -23,7 +23,7 @@ pub(crate) struct Chart {
     pub(crate) title: &'static str,
     pub(crate) unit: String,
     /// Whether values are fractions, written as percentages.
-    is_percent: bool,
+    pub(super) is_percent: bool,
     pub(crate) curves: Vec<Curve>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Curve {
     /// Empty for the only curve of a run's chart.
     pub(crate) name: String,
     /// Which of the page's colors.
-    color: usize,
+    pub(super) color: usize,
     /// Evaluations are few: each has a dot.
     has_dots: bool,
     pub(crate) points: Vec<Point>,
@@ -206,7 +206,7 @@ pub(super) fn html(charts: &[Chart]) -> String {
         let values = || curve.points.iter().filter_map(|point| point.1);
         let (first, last) = (values().next(), values().next_back());
         let (low, high) = (values().reduce(f64::min), values().reduce(f64::max));
-        let name = escaped(&joined(&[chart.title, &chart.unit, &curve.name]));
+        let name = breakable(&joined(&[chart.title, &chart.unit, &curve.name]));
         let mut cells = vec![name];
         cells.extend([first, last, low, high].map(text));
         cells

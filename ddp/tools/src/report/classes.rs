@@ -1,6 +1,6 @@
 //! The confusion matrix.
 
-use super::html::{count, escaped, note, percent, scrolling, shortened, table};
+use super::html::{breakable, count, escaped, note, percent, scrolling, shortened, table};
 use crate::confusion::{ClassScores, Confusion, largest_class};
 
 /// The most characters of a class's name in a table.
@@ -11,7 +11,7 @@ const LIST_MAX: usize = 30;
 /// A class's name; a long one is cut, and a tooltip shows all of it.
 fn named(name: &str) -> String {
     let (short, name) = (shortened(name, NAME_CHARS_MAX), escaped(name));
-    format!("<span title=\"{name}\">{}</span>", escaped(&short))
+    format!("<span title=\"{name}\">{}</span>", breakable(&short))
 }
 
 fn part(of: u64, whole: u64) -> Option<f64> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::charts;
-use super::html::{count, duration, escaped, note, plural, shortened, table};
+use super::html::{breakable, count, duration, escaped, note, plural, shortened, table};
 use super::page::{Page, ending};
 use super::results::{Figures, results};
 use super::tables::written;
@@ -53,7 +53,7 @@ fn reached(runs: &[(String, Run)]) -> String {
         };
         let [_, _, word, _] = ending(run);
         let steps = count(run.last_step());
-        let mut cells = vec![escaped(&shortened(name, 120)), word, steps];
+        let mut cells = vec![breakable(&shortened(name, 120)), word, steps];
         cells.extend(names.iter().map(value));
         let seconds = run.of_end("seconds");
         cells.extend([seconds.map_or("–".into(), duration), count(run.ranks())]);
@@ -74,7 +74,7 @@ fn settings(runs: &[(String, Run)]) -> String {
     };
     let row = |name: &String| {
         let values = all().map(|config| config.get(name).map_or("–".into(), written));
-        let name = escaped(&shortened(name, 120));
+        let name = breakable(&shortened(name, 120));
         std::iter::once(name).chain(values).collect()
     };
     let mut differing = names.into_iter().filter(differs).map(row).peekable();

@@ -21,6 +21,31 @@ pub(super) fn escaped(text: &str) -> String {
     html
 }
 
+/// The most characters of a word that a line break does not divide.
+const WORD_CHARS_MAX: usize = 16;
+
+/// A text escaped for a narrow cell: lines break after signs, as in paths and lists of settings, and in
+/// words only where these are very long.
+pub(super) fn breakable(text: &str) -> String {
+    let (mut html, mut since) = (String::new(), 0);
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        html += &escaped(character.encode_utf8(&mut [0; 4]));
+        since = if character.is_whitespace() {
+            0
+        } else {
+            since + 1
+        };
+        let is_digit = |next: &char| next.is_ascii_digit();
+        let may_end = ",=:/_-".contains(character) && !characters.peek().is_some_and(is_digit);
+        if since == WORD_CHARS_MAX || may_end {
+            html += "<wbr>";
+            since = 0;
+        }
+    }
+    html
+}
+
 /// The first characters of a text, with an ellipsis where it is cut.
 pub(super) fn shortened(text: &str, chars_max: usize) -> String {
     if text.chars().count() <= chars_max {
@@ -127,6 +152,16 @@ mod tests {
             escaped("<script>\"'&\u{202e}\u{7}"),
             "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}"
         );
+    }
+
+    #[test]
+    fn lines_break_after_signs_and_in_very_long_words() {
+        let text = breakable("rows=1,036,lr=a/b <classification>");
+        assert_eq!(
+            text,
+            "rows=1,036,<wbr>lr=<wbr>a/<wbr>b &lt;classification&gt;"
+        );
+        assert_eq!(breakable(&"a".repeat(40)).matches("<wbr>").count(), 2);
     }
 
     #[test]

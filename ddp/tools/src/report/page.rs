@@ -1,16 +1,19 @@
 //! The page: how a run ended and its results, then details.
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::charts;
 use super::html::{count, escaped, note, plural, shortened};
 use super::results::{Figure, figures};
-use super::{classes, tables};
+use super::{classes, svg, tables};
 use crate::metrics::Run;
 use crate::metrics_log::{RunOutcome, SampleEvent};
 
 /// The most generated texts; the metrics log has all.
 const TEXTS_MAX: usize = 5;
+/// The most predictions.
+const ROWS_MAX: usize = 1000;
 
 /// The page of a run.
 pub(super) fn of(run: &Run) -> String {
@@ -120,16 +123,36 @@ fn sections(run: &Run, charts: &[charts::Chart]) -> Vec<Section> {
     let curves = about_curves + &charts::html(charts);
     let classes = run.confusion.as_ref().map(classes::confusion);
     let transfers = run.placement.as_ref().map(tables::transfers);
-    let settings = tables::settings(run.config());
+    let settings = tables::settings(run);
     vec![
         ("curves", "Curves", curves),
         ("classes", "Classes", classes.unwrap_or_default()),
         ("columns", "Columns", tables::columns(run)),
+        ("answers", "Predictions", answers(run)),
         ("texts", "Text", texts(run)),
         ("transfers", "Transfers", transfers.unwrap_or_default()),
         ("settings", "Configuration", settings),
         ("versions", "Versions", tables::versions(run)),
     ]
+}
+
+/// Predicted numbers against those in the data.
+fn answers(run: &Run) -> String {
+    let rows = run
+        .last
+        .get("predictions")
+        .map(|event| Vec::deserialize(&event["rows"]));
+    let mut rows: Vec<[f64; 2]> = rows.and_then(Result::ok).unwrap_or_default();
+    rows.retain(|row| row.iter().all(|value| value.is_finite()));
+    rows.truncate(ROWS_MAX);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let about = format!(
+        "{} held-out rows at the last evaluation; on the line predictions are right.",
+        rows.len()
+    );
+    note(&about) + &svg::answers(&rows)
 }
 
 /// The last texts that the model made, the newest first.

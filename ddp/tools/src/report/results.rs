@@ -1,12 +1,14 @@
 //! The results of a run in a few figures: for its page, `watch`, and the page of several runs.
 
+use serde::Deserialize;
+
 pub(crate) use super::html::figure;
 use super::html::{joined, percent, shortened};
 use crate::confusion::{Confusion, balanced_accuracy, largest_class};
 use crate::devices::models;
 use crate::metrics::Run;
 use crate::shown::shown;
-use crate::tasks::BestBy;
+use crate::tasks::{Baselines, BestBy};
 use crate::units::{count, duration, megabytes, plural};
 
 /// A figure: its name, its value, and a note on what it refers to, which may be empty.
@@ -51,9 +53,27 @@ pub(crate) fn results(run: &Run) -> Figures {
     all.add("AUC", of_eval("auc"), "held out");
     let note = "held out, in the units of the labels";
     all.add("RMSE", of_eval("rmse"), note);
-    all.add("R²", of_eval("r2"), "of the held-out rows");
+    all.add(
+        "R²",
+        of_eval("r2"),
+        joined(&["of the held-out rows", &beside(run)]),
+    );
     let columns = format!("over {} columns, held out", run.column_errors.len());
-    all.add("Mean R²", of_eval("mean_r2"), columns);
+    all.add(
+        "Mean R²",
+        of_eval("mean_r2"),
+        joined(&[&columns, &beside(run)]),
+    );
+    if let Some(folds) = &run.start.out_of_fold
+        && let Some(others) = &folds.others
+    {
+        let (name, value) = match &*others.figure {
+            "accuracy" => ("Accuracy out of fold", part(folds.score)),
+            _ => ("R² out of fold", number(folds.score)),
+        };
+        let note = joined(&["of rows that were not trained on", &listed(others)]);
+        all.add(name, value, note);
+    }
     let held_out = run.of_end("eval_loss").or_else(|| evals.newest("loss"));
     let best = run
         .best()
@@ -159,5 +179,27 @@ fn accuracy_note(run: &Run) -> String {
     };
     let largest = largest.map(|part| percent(Some(part)));
     let largest = largest.map(|part| format!("; the largest class has {part} of them"));
-    format!("on {rows}held-out rows{}", largest.unwrap_or_default())
+    let others = Some(beside(run)).filter(|it| !it.is_empty());
+    let note = others.map(|others| format!("; {others}")).or(largest);
+    format!("on {rows}held-out rows{}", note.unwrap_or_default())
+}
+
+/// `a linear model: 0.9300, the mean of the labels: −0.0016`: simple models on the same rows.
+fn beside(run: &Run) -> String {
+    let others = run.last.get("baselines").map(Baselines::deserialize);
+    others
+        .and_then(Result::ok)
+        .map_or(String::new(), |others| listed(&others))
+}
+
+fn listed(others: &Baselines) -> String {
+    let (text, constant) = match &*others.figure {
+        "accuracy" => (percent as fn(_) -> _, "the largest class"),
+        _ => (figure as _, "the mean of the labels"),
+    };
+    let linear = others
+        .linear
+        .map(|value| format!("a linear model: {}", text(Some(value))));
+    let constant = format!("{constant}: {}", text(Some(others.constant)));
+    joined(&[&linear.unwrap_or_default(), &constant])
 }

@@ -24,7 +24,9 @@ function nearest(list, step) {
 }
 
 function short(value, digits) {
-  const size = Math.abs(value), [unit, letter] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([least]) => size >= least && size < 1e15) ?? [1, ""];
+  const size = Math.abs(value);
+  if (size >= 1e15 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(3)).toExponential();
+  const [unit, letter] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([least]) => size >= least && size < 1e15) ?? [1, ""];
   return Number((value / (letter === "k" ? 1e3 : unit)).toPrecision(digits)) + letter;
 }
 

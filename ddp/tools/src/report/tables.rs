@@ -1,8 +1,8 @@
 //! The tables of the page: transfers, settings, versions.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::html::{count, escaped, figure, note, plural, shortened, table};
+use super::html::{breakable, count, escaped, figure, note, plural, shortened, table};
 use crate::audit::Audit;
 use crate::config::{Config, as_flag, find};
 use crate::metrics::Run;
@@ -15,7 +15,7 @@ const CHARS_MAX: usize = 300;
 
 /// What each rank moved between devices, as the run printed it at its end.
 pub(super) fn transfers(audit: &Audit) -> String {
-    let cells = |row: Vec<String>| row.iter().map(|text| escaped(text)).collect();
+    let cells = |row: Vec<String>| row.iter().map(|text| breakable(text)).collect();
     let mut rows = audit.table().into_iter();
     let headings = rows.next().unwrap_or_default();
     let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
@@ -44,11 +44,16 @@ pub(super) fn columns(run: &Run) -> String {
 }
 
 /// Settings: those that differ from the defaults, then the rest, folded away.
-pub(super) fn settings(config: &Map<String, Value>) -> String {
-    let defaults = Config::default().to_json();
-    let (defaulted, changed): (Vec<_>, Vec<_>) = config
-        .iter()
-        .partition(|(name, value)| defaults.get(*name) == Some(*value));
+pub(super) fn settings(run: &Run) -> String {
+    let (defaults, config) = (Config::default().to_json(), run.config());
+    let is_default = |name: &String, value: &Value| match &run.start.changed {
+        Some(changed) => !changed.contains(name) && run.start.config.get(name) == Some(value),
+        // A log of version 0.8.
+        None => defaults.get(name) == Some(value),
+    };
+    let all = config.iter();
+    let (defaulted, changed): (Vec<_>, Vec<_>) =
+        all.partition(|(name, value)| is_default(name, value));
     let rows = |settings: Vec<(&String, &Value)>| {
         let row = |(name, value): (&String, &Value)| {
             let default = match defaults.get(name) {
@@ -83,7 +88,7 @@ pub(super) fn written(value: &Value) -> String {
 }
 
 fn cell(text: &str) -> String {
-    escaped(&shortened(text, CHARS_MAX))
+    breakable(&shortened(text, CHARS_MAX))
 }
 
 /// Data, ranks, devices, programs.

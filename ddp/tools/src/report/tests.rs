@@ -46,7 +46,13 @@ fn report(lines: &[Value]) -> String {
             .map(|line| format!("{line}\n"))
             .collect::<String>(),
     );
-    fs::read_to_string(make(scratch.path()).unwrap()).unwrap()
+    let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
+    without_breaks(&page)
+}
+
+/// A page without the places where its lines may break.
+fn without_breaks(page: &str) -> String {
+    page.replace("<wbr>", "")
 }
 
 fn write(folder: &Path, log: &str) {

@@ -187,6 +187,7 @@ fn the_plan_of_features_comes_back_and_has_to_fit() {
     let column = |name: &str, values: Option<&[&str]>| ddp_data::ColumnPlan {
         name: name.into(),
         values: values.map(|values| values.iter().map(|value| value.to_string()).collect()),
+        more: ddp_data::MoreFeatures::None,
     };
     let columns = vec![
         column("town", Some(&["Oslo", "Rome", "Ulm"])),
@@ -211,7 +212,7 @@ fn the_plan_of_features_comes_back_and_has_to_fit() {
             json!(["a", "b", "a"]),
             "a column twice",
         ),
-        ("/plan/columns/0/more", json!(1), "has plan.columns.more"),
+        ("/plan/columns/0/most", json!(1), "has plan.columns.most"),
     ] {
         let mut json = serde_json::to_value(&told).unwrap();
         let (parent, name) = path.rsplit_once('/').unwrap();

@@ -76,7 +76,7 @@ fn options_that_do_not_fit_the_data_are_refused() {
 #[test]
 fn names_of_layers_freeze_their_parameters() {
     let (options, _) = changed("glyphs,rows=10", |options| {
-        options.freeze = ["0", "2.bias", "4."].map(String::from).into();
+        options.freeze = Some(["0", "2.bias", "4."].map(String::from).into());
     });
     let names = [
         "0.weight",
@@ -111,7 +111,7 @@ fn patterns_freeze_what_they_match() {
         ("blocks.*", names[..2].to_vec()),
     ] {
         let options = Config {
-            freeze: vec![pattern.into()],
+            freeze: Some(vec![pattern.into()]),
             ..Config::default()
         };
         let frozen = names.into_iter().filter(|name| options.is_frozen(name));
@@ -119,7 +119,7 @@ fn patterns_freeze_what_they_match() {
         options.check_freeze(&names).unwrap();
     }
     let options = Config {
-        freeze: vec!["[".into()],
+        freeze: Some(vec!["[".into()]),
         ..Config::default()
     };
     let text = options.check_freeze(&names).unwrap_err().to_string();

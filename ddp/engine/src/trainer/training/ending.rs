@@ -20,7 +20,10 @@ impl TrainingRun<'_> {
         let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
-        if self.run.data.held_out.rows() == 0 {
+        let folds = self.run.out_of_fold.as_ref();
+        if let Some(beside) = folds.and_then(|folds| folds.beside()) {
+            self.program.note(&beside);
+        } else if self.run.data.held_out.rows() == 0 {
             let none = "no rows were held out, so all figures are of rows that were trained on";
             self.program
                 .note(&format!("{none} ({VAL_SPLIT} 0.2 holds a fifth out)"));
@@ -42,7 +45,7 @@ impl TrainingRun<'_> {
     pub(super) fn early(&self) -> Option<String> {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
         let [_, figure] = self.options.best.names();
-        let most = self.options.stop_after.filter(|_| step < steps)?;
+        let most = self.options.patience().filter(|_| step < steps)?;
         Some(format!(
             "stopped early after step {step} of {steps}: the held-out {figure} has not become \
              better ({STOP_AFTER} {most})"

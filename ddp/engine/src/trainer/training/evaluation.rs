@@ -14,11 +14,17 @@ use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{EvalEvent, LogEvent, SampleEvent, SampleText};
 use crate::setting::{CLASS_WEIGHTS, EPOCHS, LR};
 use crate::shown::{shown, significant};
-use crate::tasks::{BestBy, figures_text, numbers_figures};
+use crate::tasks::{BestBy, beside, figures_text, numbers_figures};
 use crate::trainer::agree;
 
 /// What a trace shows.
 const EVALUATE: Label = Label::new(Lane::Evaluation, "evaluate");
+
+/// The most predictions that are logged, of rows spread over all.
+const PREDICTIONS_MAX: u64 = 400;
+
+/// What an evaluation measures: its figures, its answers by class, and some predictions.
+type Measured = (EvalEvent, Option<ClassCounts>, Vec<[f32; 2]>);
 
 /// Who takes fewer steps only tries something.
 const FEW_STEPS: u64 = 20;
@@ -44,14 +50,18 @@ impl TrainingRun<'_> {
         self.compare_replicas(number)?;
         // The report shows the last evaluation.
         let is_last = self.run.plan.is_over(number);
-        let (event, class_counts) = self.measure(number, is_last)?;
+        let (event, class_counts, predictions) = self.measure(number, is_last)?;
+        let score = event.accuracy.or_else(|| {
+            let figure = |name| event.figures.get(name).copied();
+            figure("r2").or(figure("mean_r2"))
+        });
         if let Some(why) = learned_nothing(&event, class_counts.as_ref()).filter(|_| is_last)
             && self.metrics_log.is_some()
             && number >= FEW_STEPS
         {
             let normalize = match self.options.normalize {
-                Scaling::Standard => String::new(),
-                Scaling::None | Scaling::Unit => format!("{NORMALIZE} standard, "),
+                Some(Scaling::Standard) => String::new(),
+                None | Some(Scaling::None | Scaling::Unit) => format!("{NORMALIZE} standard, "),
             };
             tracing::warn!(
                 "step {number}: {why}; help: {normalize}more {EPOCHS}, or another {LR}; or the features may not predict \
@@ -82,9 +92,44 @@ impl TrainingRun<'_> {
             let names = classes.map(Classes::names).unwrap_or_default();
             log.write(&LogEvent::Confusion(&Confusion::of(number, names, &counts)))?;
         }
-        self.rank_run.totals.note_evaluation(number, evaluation);
+        let totals = &mut self.rank_run.totals;
+        totals.note_evaluation(number, evaluation);
+        if totals.best.is_some_and(|best| best.step == number) {
+            totals.score = score;
+        }
+        if is_last {
+            self.compare_with_others(number, &predictions)?;
+        }
         self.rank_run.clock.restart();
         Ok(())
+    }
+
+    /// Writes how good simple models of a table are on the same rows, and some predictions.
+    fn compare_with_others(&mut self, number: u64, predictions: &[[f32; 2]]) -> Result<()> {
+        let data = &self.run.data;
+        let Some(log) = self.metrics_log.as_mut() else {
+            return Ok(());
+        };
+        if !predictions.is_empty() {
+            log.write(&LogEvent::Predictions {
+                step: number,
+                rows: predictions,
+            })?;
+        }
+        if data.columns.is_none() || log.has("baselines", number) {
+            return Ok(());
+        }
+        let Some(others) = beside(&*data.train, &*data.held_out)? else {
+            return Ok(());
+        };
+        let model = self.rank_run.totals.score;
+        self.program
+            .note(&others.text("on the held-out rows", model));
+        log.write(&LogEvent::Baselines {
+            step: number,
+            model,
+            others: &others,
+        })
     }
 
     /// An evaluation as it is compared with others; None if it has a figure that is not finite.
@@ -104,7 +149,7 @@ impl TrainingRun<'_> {
     }
 
     /// The figures of all held-out rows, and what was collected of them, over all ranks.
-    fn measure(&mut self, number: u64, is_last: bool) -> Result<(EvalEvent, Option<ClassCounts>)> {
+    fn measure(&mut self, number: u64, is_last: bool) -> Result<Measured> {
         let data = &self.run.data;
         let targets = &data.held_out.spec().targets;
         let (best_by, measures) = (self.options.best, self.task.measures(targets));
@@ -113,6 +158,12 @@ impl TrainingRun<'_> {
         class_counts = class_counts.filter(|_| is_last || counts);
         let labels = data.label.as_ref().map(LabelName::columns);
         let mut differences = self.task.differences(labels);
+        if let Some(differences) = differences
+            .as_mut()
+            .filter(|_| is_last && targets.elements() == 1)
+        {
+            differences.kept_every = data.held_out.rows().div_ceil(PREDICTIONS_MAX);
+        }
         let step = &mut self.rank_run.step;
         let stats = match (&mut class_counts, &mut differences) {
             (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
@@ -130,9 +181,16 @@ impl TrainingRun<'_> {
                 step.evaluate_with(&mut self.run.held_out, &self.run.main, &mut see)?
             }
         };
-        let columns = match differences {
-            Some(differences) => differences.together(self.world)?,
-            None => Vec::new(),
+        let (columns, predictions) = match differences {
+            Some(mut differences) => {
+                let kept = if is_last {
+                    differences.kept(self.world)?
+                } else {
+                    Vec::new()
+                };
+                (differences.together(self.world)?, kept)
+            }
+            None => Default::default(),
         };
         self.rank_run.totals.evaluation = Some(stats);
         let rows_of_classes = data.held_out.rows_of_classes();
@@ -158,7 +216,7 @@ impl TrainingRun<'_> {
                 _ => columns,
             },
         };
-        Ok((event, class_counts))
+        Ok((event, class_counts, predictions))
     }
 
     /// Writes texts with the model as it is. One that fails is only warned of.

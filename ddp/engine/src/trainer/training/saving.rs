@@ -5,12 +5,16 @@ use std::time::Instant;
 
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
+use ddp_nn::params::Params;
 
 use super::TrainingRun;
 use crate::checkpoint::{self, State};
 use crate::error::Result;
 use crate::faults::{self, FaultPoint};
 use crate::trainer::nonfinite;
+
+/// The largest model whose best state is kept in memory rather than written at once.
+const SMALL_PARAMETERS: usize = 1 << 20;
 
 /// What a trace shows.
 const SNAPSHOT: Label = Label::new(Lane::Saving, "copy for checkpoint");
@@ -30,6 +34,26 @@ impl TrainingRun<'_> {
         self.rank_run.totals.saved = number;
         self.rank_run.clock.waits.saving += began.elapsed();
         self.record_saved()
+    }
+
+    /// Whether the best model is written only with the next checkpoint: it is small, and every rank
+    /// that may be lost would take its memory along.
+    pub(super) fn remembers_best(&self) -> bool {
+        let count: usize = self.rank_run.step.params().map(Params::count).sum();
+        let is_small = count <= SMALL_PARAMETERS;
+        is_small && self.run.plan.checkpoint_every > 0 && !self.world.is_elastic()
+    }
+
+    /// Keeps the model after step `number`, the best so far, until the next checkpoint is written.
+    pub(super) fn remember(&mut self, number: u64) -> Result<()> {
+        let began = Instant::now();
+        nonfinite::check_values(&self.rank_run.step, number)?;
+        let state = self.state_after(number);
+        in_phase(Phase::Checkpoint, || {
+            self.saver.remember(&mut self.rank_run.step, state)
+        })?;
+        self.rank_run.clock.waits.saving += began.elapsed();
+        Ok(())
     }
 
     fn save_now(&mut self, number: u64) -> Result<()> {

@@ -359,7 +359,7 @@ fn what_is_wrong_is_named_with_row_and_column() {
         ("REQUIRED INT64 a (DECIMAL(9,2))", "holds INT64 Decimal"),
         (
             "REQUIRED FIXED_LEN_BYTE_ARRAY(5) a (DECIMAL(10,2))",
-            "leave it out: `drop`",
+            "leave it out: `drop` a",
         ),
         ("OPTIONAL INT32 a (UNKNOWN)", "holds INT32 Unknown"),
         ("REPEATED INT32 a", "nested"),

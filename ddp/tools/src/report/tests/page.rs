@@ -115,3 +115,82 @@ fn a_long_run_makes_a_small_page() {
     let page = fs::metadata(make(scratch.path()).unwrap()).unwrap();
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
 }
+
+#[test]
+fn simple_models_are_beside_the_figure_and_predictions_against_labels_are_drawn() {
+    let eval = json!({"event": "eval", "step": 1, "loss": 0.1, "r2": 0.95});
+    let others = json!({"event": "baselines", "step": 1, "model": 0.95, "figure": "r2", "constant": -0.25, "linear": 0.9});
+    let rows = json!({"event": "predictions", "step": 1, "rows": [[1.0, 1.5], [3.0, 2.5]]});
+    let page = report(&[start(), step(1), eval.clone(), others, rows]);
+    let note = "of the held-out rows, a linear model: 0.9000, the mean of the labels: −0.2500";
+    assert_in_order(
+        &page,
+        &[
+            ">R²<",
+            "0.9500",
+            note,
+            "2 held-out rows",
+            "<svg class=\"answers\"",
+        ],
+    );
+    assert_eq!(page.matches("<circle").count(), 2);
+    // A forged log.
+    for rows in [
+        json!([["<b>", 1.0]]),
+        json!(7),
+        json!([]),
+        json!([[1.0, null]]),
+    ] {
+        let rows = json!({"event": "predictions", "step": 1, "rows": rows});
+        let others = json!({"event": "baselines", "figure": "<b>", "constant": "<b>"});
+        let page = report(&[start(), step(1), eval.clone(), others, rows]);
+        assert!(
+            !page.contains("<svg class") && !page.contains("<b>"),
+            "{page}"
+        );
+    }
+}
+
+/// Settings whose defaults follow from others were shown as changed.
+#[test]
+fn settings_that_a_run_has_chosen_are_not_shown_as_changed() {
+    let mut start = start();
+    start["changed"] = json!(["out", "lr"]);
+    start["config"]["eval-every"] = json!(7);
+    let page = report(&[start]);
+    let (_, settings) = page.split_once("<h2 id=\"settings-title\">").unwrap();
+    let (changed, rest) = settings.split_once("<details>").unwrap();
+    assert!(
+        changed.contains(">lr<") && changed.contains("0.5"),
+        "{changed}"
+    );
+    assert!(
+        !changed.contains("eval-every") && rest.contains("eval-every"),
+        "{rest}"
+    );
+}
+
+#[test]
+fn a_picture_has_the_first_two_charts_and_their_round_numbers() {
+    let scratch = Scratch::new();
+    let eval = json!({"event": "eval", "step": 2, "loss": 1.25, "accuracy": 0.5});
+    let lines = [start(), step(1), step(2), eval].map(|line| format!("{line}\n"));
+    write(scratch.path(), &lines.concat());
+    let (folders, svg) = ([scratch.path().to_path_buf()], scratch.path().join("a.svg"));
+    crate::report::report(&folders, None, Some(&svg), &mut |_| Ok(())).unwrap();
+    let text = fs::read_to_string(&svg).unwrap();
+    assert_in_order(
+        &text,
+        &[
+            ">Loss<",
+            ">1<",
+            ">2<",
+            ">held out<",
+            ">training<",
+            ">Accuracy<",
+            ">50%<",
+        ],
+    );
+    assert_eq!(text.matches("stroke-width=\"2\"").count(), 3, "{text}");
+    assert!(!scratch.path().join(REPORT_FILE).exists());
+}

@@ -1,24 +1,24 @@
-//! README.md's program is examples/points.rs, and two ranks of it learn.
+//! The program of docs/own-program.md is examples/points.rs, and two ranks of it learn.
 
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-const README: &str = include_str!("../../README.md");
+const PAGE: &str = include_str!("../../docs/own-program.md");
 const PROGRAM: &str = include_str!("../points.rs");
 
-/// README.md's program, in as many lines as it has there.
-fn in_readme() -> &'static str {
-    let (_, program) = README
+/// The program of the page, in as many lines as it has there.
+fn in_page() -> &'static str {
+    let (_, program) = PAGE
         .split_once("```rust\n")
-        .expect("README.md has a program");
+        .expect("the page has a program");
     program.split_once("```").expect("which ends").0
 }
 
 #[test]
-fn the_program_of_the_readme_is_short_and_is_the_example() {
+fn the_program_of_the_page_is_short_and_is_the_example() {
     let lines = |text: &'static str| text.lines().filter(|line| !line.is_empty());
-    assert!(lines(in_readme()).count() <= 25);
+    assert!(lines(in_page()).count() <= 25);
     // rustfmt has its own opinion on where lines break.
     let words = |text: &'static str| {
         let text: String = lines(text)
@@ -26,7 +26,7 @@ fn the_program_of_the_readme_is_short_and_is_the_example() {
             .collect();
         text.replace(char::is_whitespace, "").replace(",)", ")")
     };
-    assert_eq!(words(in_readme()), words(PROGRAM));
+    assert_eq!(words(in_page()), words(PROGRAM));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn two_ranks_of_it_learn_the_same() {
     let tests = std::env::current_exe().unwrap();
     let built = tests.parent().and_then(Path::parent).unwrap();
     let program = built.join("examples/points");
-    // `cargo test` builds examples, `cargo test --test readme` does not.
+    // `cargo test` builds examples, `cargo test --test own_program` does not.
     assert!(
         program.exists(),
         "build it: cargo build -p ddp-examples --example points"

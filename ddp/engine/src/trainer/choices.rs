@@ -1,0 +1,269 @@
+//! Settings that follow from the data where nobody has given them: of tables what suits most of
+//! them, of other data the defaults of version 0.8. They are chosen once. From then on they are
+//! settings like any other, in config.toml and in checkpoints, and a resumed run takes them over.
+
+use ddp_comm::World;
+use ddp_data::setting::{NORMALIZE, STRATIFY, VAL_SPLIT};
+use ddp_data::{Data, SMALL_ROWS_MAX};
+use serde_json::{Map, Value, json};
+
+use super::folds;
+use crate::config::{Config, Length, as_flag};
+use crate::error::Result;
+use crate::metrics_log::OutOfFold;
+use crate::setting::{
+    BATCH_SIZE, EVAL_EVERY, FREEZE, GRAD_CLIP, GROUP, LINEAR_PATH, PLAIN, SCHEDULE_STEPS, STEPS,
+    STOP_AFTER, WARMUP_STEPS,
+};
+
+/// Tables of more rows have larger batches.
+const MANY_ROWS: u64 = 10_000;
+/// The steps of a run on a table with held-out rows: so many epochs, within these bounds.
+const EPOCHS_OF_TABLES: u64 = 20;
+const STEPS_OF_TABLES: [u64; 2] = [1_500, 10_000];
+/// Evaluations of such a run.
+const EVALUATIONS: u64 = 50;
+/// Checkpoints of a run on a table, at most.
+const CHECKPOINTS: u64 = 20;
+
+/// The defaults of version 0.8.
+fn of_plain() -> [(&'static str, Value); 10] {
+    [
+        ("freeze", json!([])),
+        ("group", json!([])),
+        ("val-split", json!(0.0)),
+        ("stratify", json!(false)),
+        ("categorical", json!([])),
+        ("missing", json!("error")),
+        ("normalize", json!("none")),
+        ("grad-clip", json!(0.0)),
+        ("stop-after", json!(0)),
+        ("linear-path", json!(false)),
+    ]
+}
+
+/// What else a resumed run takes over.
+const TAKEN_OVER: [&str; 6] = [
+    "task",
+    "batch-size",
+    "schedule-steps",
+    "warmup-steps",
+    "eval-every",
+    "checkpoint-every",
+];
+
+/// `options`, with what a run with the settings `then` had chosen.
+pub(super) fn taken_over(options: &Config, then: &Map<String, Value>) -> Config {
+    let mut config = options.clone();
+    let value = |name: &str| then.get(name).unwrap_or(&Value::Null);
+    config.plain |= value("plain") == true;
+    if config.steps.is_none() && config.epochs.is_none() {
+        config.set_if_open("steps", value("steps"));
+        let is_in_steps = config.steps.is_some();
+        config.set_if_open(
+            "epochs",
+            if is_in_steps {
+                &Value::Null
+            } else {
+                value("epochs")
+            },
+        );
+    }
+    for name in TAKEN_OVER {
+        let is_other = name == "batch-size" && config.batch_tokens.is_some();
+        config.set_if_open(name, if is_other { &Value::Null } else { value(name) });
+    }
+    for (name, plain) in of_plain() {
+        config.set_if_open(name, then.get(name).unwrap_or(&plain));
+    }
+    config
+}
+
+/// The same settings, but the perceptron stays at zero, so that the model is linear; None if it is
+/// already, or parameters are frozen for another reason.
+fn linear_alone(options: &Config) -> Option<Config> {
+    let hidden = options.model.value("hidden").as_array().map_or(0, Vec::len);
+    let has_path = options.model.value(LINEAR_PATH.0) == true;
+    let layers = (0..hidden).map(|layer| (2 * layer).to_string());
+    // The bias of the last layer is the linear model's.
+    let freeze = layers.chain([format!("{}.weight", 2 * hidden)]).collect();
+    let can_be = hidden > 0 && has_path && options.freeze.is_none();
+    can_be.then(|| Config {
+        freeze: Some(freeze),
+        ..options.clone()
+    })
+}
+
+/// The settings of a run.
+pub(super) struct Choices {
+    pub(super) options: Config,
+    /// What was chosen and why, for people.
+    pub(super) lines: Vec<String>,
+    pub(super) out_of_fold: Option<OutOfFold>,
+}
+
+/// Chooses what `options` of a run that `begins` leave open. All ranks call it together. Without
+/// `trains` no folds are trained, and the steps are the most that they might choose.
+pub(super) fn choose(
+    options: &Config,
+    data: &Data,
+    world: &World,
+    [begins, trains]: [bool; 2],
+) -> Result<Choices> {
+    let mut choices = Choices {
+        options: options.clone(),
+        lines: Vec::new(),
+        out_of_fold: None,
+    };
+    if let Some(request) = data.of_table.as_ref().filter(|_| begins && !options.plain) {
+        let chosen = [
+            ("val-split", json!(request.val_split)),
+            ("stratify", json!(request.stratify)),
+            ("categorical", json!(request.table.categorical)),
+            ("missing", json!(request.table.missing)),
+            ("normalize", json!(request.normalize)),
+            ("task", json!(data.train.task().kind())),
+        ];
+        for (name, value) in &chosen {
+            choices.options.set_if_open(name, value);
+        }
+        choices.say_data(options, data);
+        choices.of_training(data);
+        choices.length(data, world, trains)?;
+        let plan = choices.options.plan(data)?;
+        let every = plan.sampler.steps_per_epoch().max(plan.steps / CHECKPOINTS);
+        choices
+            .options
+            .set_if_open("checkpoint-every", &json!(every));
+    }
+    let options = &mut choices.options;
+    for (name, plain) in of_plain() {
+        options.set_if_open(name, &plain);
+    }
+    if options.batch_tokens.is_none() {
+        options.batch_size = Some(options.batch_rows());
+    }
+    if let Length::Epochs(epochs) = options.length() {
+        options.epochs = Some(epochs);
+    }
+    Ok(choices)
+}
+
+impl Choices {
+    /// Says how features and rows were prepared. Files' columns are said where they are read.
+    fn say_data(&mut self, given: &Config, data: &Data) {
+        if given.normalize.is_none() {
+            self.lines.push(format!(
+                "{NORMALIZE} standard: features, and labels that are numbers, get mean 0 and deviation 1"
+            ));
+        }
+        let (trained, held_out) = (data.train.rows(), data.held_out.rows());
+        if given.val_split.is_none() && held_out > 0 {
+            let part = self.options.val_split.unwrap_or_default();
+            let stratified = self.options.stratify == Some(true);
+            let all = trained + held_out;
+            self.lines.push(format!(
+                "{VAL_SPLIT} {part}, {STRATIFY} {stratified}: {held_out} of {all} rows are not trained on, to \
+                 find the best model and to say how good it is"
+            ));
+        }
+    }
+
+    /// How a step is taken.
+    fn of_training(&mut self, data: &Data) {
+        let rows = data.train.rows() + data.held_out.rows();
+        let batch = if rows > MANY_ROWS { 256 } else { 128 };
+        let chosen = [
+            (LINEAR_PATH, json!(true)),
+            (GRAD_CLIP, json!(1.0)),
+            (
+                GROUP,
+                json!([{ "match": "linear.*", "lr": 10.0 * self.options.peak_lr() }]),
+            ),
+            (BATCH_SIZE, json!(batch)),
+        ];
+        let mut said = Vec::new();
+        for (setting, value) in chosen {
+            let is_other = setting == BATCH_SIZE && self.options.batch_tokens.is_some()
+                || setting == GROUP && self.options.peak_lr() == 0.0;
+            if !is_other && self.options.set_if_open(setting.0, &value) {
+                said.push(format!("{setting} {}", as_flag(&value)));
+            }
+        }
+        if !said.is_empty() {
+            let said = said.join(", ");
+            self.lines.push(format!(
+                "{said}: what suits most tables ({PLAIN} true keeps the defaults of version 0.8)"
+            ));
+        }
+    }
+
+    /// How long the run is.
+    fn length(&mut self, data: &Data, world: &World, trains: bool) -> Result<()> {
+        if self.options.steps.is_some() || self.options.epochs.is_some() {
+            return Ok(());
+        }
+        let (rows, held_out) = (data.train.rows(), data.held_out.rows());
+        if held_out == 0 && (folds::FOLDS..=SMALL_ROWS_MAX).contains(&rows) {
+            return self.length_of_folds(data, world, trains);
+        }
+        let batches = rows.div_ceil(self.options.batch_rows());
+        let [least, most] = STEPS_OF_TABLES;
+        let steps = (EPOCHS_OF_TABLES * batches).clamp(least, most);
+        self.options.steps = Some(steps);
+        let mut line = format!(
+            "{STEPS} {steps}: {EPOCHS_OF_TABLES} epochs, but at least {least} and at most {most} steps"
+        );
+        if held_out > 0 {
+            let every = (steps / EVALUATIONS).max(folds::EVAL_EVERY);
+            self.options.set_if_open("eval-every", &json!(every));
+            self.options
+                .set_if_open("stop-after", &json!(folds::PATIENCE));
+            let [every, most] = [self.options.eval_every, self.options.stop_after];
+            line += &format!(
+                "; {EVAL_EVERY} {}, {STOP_AFTER} {}: it ends when the held-out rows show no progress",
+                every.unwrap_or_default(),
+                most.unwrap_or_default()
+            );
+        }
+        self.lines.push(line);
+        Ok(())
+    }
+
+    fn length_of_folds(&mut self, data: &Data, world: &World, trains: bool) -> Result<()> {
+        self.options
+            .set_if_open("schedule-steps", &json!(folds::STEPS));
+        let of_schedule = self.options.schedule_steps.unwrap_or(folds::STEPS);
+        let warmup = (of_schedule / 10).min(100);
+        self.options.set_if_open("warmup-steps", &json!(warmup));
+        if !trains {
+            self.options.steps = Some(folds::STEPS);
+            return Ok(());
+        }
+        let mut found = folds::find(&self.options, data, world)?;
+        if let Some(linear) = linear_alone(&self.options) {
+            let alone = folds::find(&linear, data, world)?;
+            let (one, other) = (alone.describe(), found.describe());
+            if alone.suffices_beside(&found) {
+                let freeze = as_flag(&json!(linear.freeze));
+                self.lines.push(format!(
+                    "{FREEZE} {freeze}: a linear model is enough, within one standard error: {one}; with the \
+                     perceptron {other}"
+                ));
+                (self.options, found) = (linear, alone);
+            }
+        }
+        self.options.steps = Some(found.steps);
+        let warmup = self.options.warmup_steps.unwrap_or_default();
+        self.lines.push(format!(
+            "{STEPS} {}, {SCHEDULE_STEPS} {of_schedule}, {WARMUP_STEPS} {warmup}: of {} steps in {} folds these were \
+             best (median); there {}",
+            found.steps,
+            folds::STEPS,
+            folds::FOLDS,
+            found.describe()
+        ));
+        self.out_of_fold = Some(found);
+        Ok(())
+    }
+}
