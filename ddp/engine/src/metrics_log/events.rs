@@ -100,7 +100,7 @@ pub struct StartEvent {
     pub steps_per_epoch: u64,
     /// What folds showed where the length of the run was chosen by them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub out_of_fold: Option<OutOfFold>,
+    pub out_of_fold: Option<Box<OutOfFold>>,
     /// The layers before the first step; none where the log of a resumed run was lost.
     #[serde(skip_deserializing)]
     pub initial_weights: Vec<LayerDigest>,

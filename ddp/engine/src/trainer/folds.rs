@@ -5,11 +5,12 @@
 //! A fold is trained by one rank alone, on the CPU: the result does not depend on how many ranks
 //! there are.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ddp_comm::{Group, World};
 use ddp_data::{Data, Dataset, InOrder, Loader, RowSpec, Sampler, Source, read_rows};
-use ddp_kernels::{Device, Tensor, heartbeat};
+use ddp_kernels::panics::lock;
+use ddp_kernels::{Device, Tensor, heartbeat, threads};
 use ddp_nn::optim::{Optimizer, Schedule};
 use ddp_nn::params::Precision;
 use serde::{Deserialize, Serialize};
@@ -48,8 +49,15 @@ struct Fold {
 pub(super) fn find(options: &Config, data: &Data, world: &World) -> Result<OutOfFold> {
     let rows = Rows::of(data, options.seed)?;
     let mine = (0..FOLDS).filter(|fold| *fold as usize % world.size() == world.rank());
-    let mine = mine.map(|fold| Ok((fold, rows.train(fold, options, data)?)));
-    let mine: Result<Vec<(u64, Fold)>> = mine.collect();
+    let mine: Vec<u64> = mine.collect();
+    let done = Mutex::new(Vec::new());
+    // A model is small: a fold takes one thread, and other folds the others.
+    threads::run(mine.len(), |at| {
+        let fold = rows.train(mine[at], options, data);
+        lock(&done).push(fold.map(|fold| (mine[at], fold)));
+    });
+    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mine: Result<Vec<(u64, Fold)>> = done.into_iter().collect();
     let mut all: Vec<(u64, Fold)> = exchange::outcomes(&world.group("folds")?, mine)?
         .into_iter()
         .flatten()

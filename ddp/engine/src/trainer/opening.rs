@@ -296,7 +296,7 @@ impl<'a> RunFolder<'a> {
             parameters: Some(step.params().map(|params| params.count() as u64).sum()),
             steps: Some(plan.steps),
             steps_per_epoch: plan.sampler.steps_per_epoch(),
-            out_of_fold: run.out_of_fold.clone(),
+            out_of_fold: run.out_of_fold.clone().map(Box::new),
             initial_weights,
             job: ddp_comm::job_number(),
         }))

@@ -16,9 +16,9 @@ use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 use ddp_kernels::files::testing::Scratch;
 
-use ddp_data::ColumnPlan;
 use ddp_data::files::{Contents, NumberType, OddCells};
 use ddp_data::text::{ReadOptions, documents};
+use ddp_data::{ColumnPlan, MoreFeatures};
 
 use crate::columns::TableRequest;
 use crate::parquet::reading::*;
@@ -250,6 +250,7 @@ fn large_whole_numbers_are_names_by_all_their_digits() {
     let category = ColumnPlan {
         name: "a".into(),
         values: Some(ids[..2].iter().rev().map(i64::to_string).collect()),
+        more: MoreFeatures::None,
     };
     let request = TableRequest {
         features: vec![category],
@@ -430,6 +431,7 @@ fn texts_and_nulls_become_features_as_in_other_tables() {
     let plan = |name: &str, values: &[&str]| ColumnPlan {
         name: name.to_string(),
         values: (!values.is_empty()).then(|| values.iter().map(|text| text.to_string()).collect()),
+        more: MoreFeatures::None,
     };
     let request = TableRequest {
         features: vec![
