@@ -1,5 +1,5 @@
-//! The program of docs/own-program.md: a perceptron learns which points are near the origin, on as many ranks
-//! as a launcher starts.
+//! The program of docs/own-program.md: a perceptron learns which points are near the origin, on as
+//! many ranks as a launcher starts.
 
 use ddp::comm::{Options, World};
 use ddp::data::{InMemory, Loader};

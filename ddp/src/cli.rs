@@ -79,8 +79,8 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
     }
 }
 
-/// The refusal of a command, or of a flag of training or its value, whose name here is known, and of
-/// a file without a flag.
+/// The refusal of a command, or of a flag of training or its value, whose name here is known, and
+/// of a file without a flag.
 fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -147,7 +147,8 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
     }
 }
 
-/// What to do about a `.json` file, by its first kilobytes: conversations have fields that tables lack.
+/// What to do about a `.json` file, by its first kilobytes: conversations have fields that tables
+/// lack.
 fn json_help(mapped: &Mapped) -> String {
     let mut start = vec![0; mapped.len().min(4096) as usize];
     let start = mapped

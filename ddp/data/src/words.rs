@@ -47,7 +47,7 @@ pub fn listed_up_to(most: usize, names: &[String]) -> String {
 /// Names as a value to paste in a shell: `id,town`, and in quotes where a shell needs them.
 pub fn pasted<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
-    let is_plain = |character: char| character.is_alphanumeric() || "_-.,".contains(character);
+    let is_plain = |character: char| character.is_alphanumeric() || "_-.,/".contains(character);
     match names.join(",") {
         text if names != [""] && text.chars().all(is_plain) => text,
         text => format!("'{}'", text.replace('\'', r"'\''")),

@@ -326,7 +326,7 @@ const WHOLE: [(&str, &str); 10] = [
          --log-level warn --out a.csv --probabilities --logits --keep id,town --held-out --overwrite",
     ),
     ("inspect", "out --json"),
-    ("report", "out one --out page.html"),
+    ("report", "out one --out page.html --svg page.svg"),
     ("watch", "out"),
     ("doctor", "--json --out runs --quick --timeout-s 5"),
     (

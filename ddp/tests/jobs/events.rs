@@ -86,7 +86,7 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
 #[test]
 fn every_event_has_exactly_its_fields() {
     let log = log_of("--epochs 2 --log-every 1");
-    let start = "event time_unix_s config versions devices world data fingerprint held_out_fingerprint parameters steps steps_per_epoch initial_weights";
+    let start = "event time_unix_s config changed versions devices world data fingerprint held_out_fingerprint parameters steps steps_per_epoch initial_weights";
     let step = "event step epoch loss accuracy lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms digests";
     let end = "event time_unix_s outcome reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
     for event in &log.0 {

@@ -14,29 +14,37 @@ class Settings(TypedDict, total=False):
     images [default: mlp]"""
     freeze: Value
     """Names or patterns of layers or parameters that are not trained, separated by commas, as in
-    0,2.bias or 'blocks.?,*.bias' [default: none]"""
+    0,2.bias or 'blocks.?,*.bias' [default: none; of small tables all but a linear model, if
+    that suffices]"""
     lora: Value
     """Train adapters of low rank (LoRA) beside the weights of --init-from, which stay as they are:
     rank=16,alpha=32,on=all-linear; on may be names or patterns of layers, as in
     on=q_proj,v_proj; dropout=P and rslora=true may follow. Or from=FOLDER: those that PEFT or
     export wrote"""
+    plain: Optional[bool]
+    """Keep the defaults of version 0.8, in which tables choose nothing [default: false]"""
     val_split: Value
-    """Fraction of the rows of --data to keep for evaluation, chosen by --seed (of tokens: the last
-    ones); an alternative to --val-data [default: 0]"""
+    """Fraction of the rows of --data, chosen by --seed, to keep for evaluation (of tokens: the last
+    ones); an alternative to --val-data [default: 0; of tables with more than 2,000 rows 0.2, at
+    most 10,000 rows]"""
     stratify: Optional[bool]
-    """Whether --val-split keeps the same fraction of each class [default: false]"""
+    """Whether --val-split keeps the same fraction of each class [default: where tables choose it]"""
     task: Optional[Literal["classification", "regression"]]
-    """Whether labels are classes or numbers [default: classes if they are whole numbers or text]"""
+    """Whether labels are classes or numbers [default: classes if they are text, or whole numbers: in
+    tables at most 10 consecutive ones, each in at least 8 rows]"""
     drop: Value
     """Columns of tables to leave out, separated by commas [default: none]"""
     categorical: Value
     """Columns of tables whose values are categories, separated by commas: each value becomes a feature
-    that is 0 or 1. auto: every column of texts, with at most 256 values [default: none]"""
-    missing: Optional[Literal["error", "mean", "zero"]]
-    """How missing numbers (empty cells, NA, null, ?, - or NaN) are treated [default: error]"""
+    that is 0 or 1. auto: every column of texts, with at most 256 values. common: of each column
+    of texts the 40 commonest values; dates become numbers, and free text, identifiers and
+    columns without a name are left out [default: common]"""
+    missing: Optional[Literal["error", "mean", "zero", "indicator"]]
+    """How missing numbers (empty cells, NA, null, ?, - or NaN) are treated [default: error; in tables
+    indicator]"""
     normalize: Optional[Literal["none", "unit", "standard"]]
     """How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0 and
-    standard deviation 1, and numeric labels, too [default: none]"""
+    standard deviation 1, and numeric labels, too [default: none; of tables standard]"""
     tokenizer: Value
     """Folder with the tokenizer.json and the chat template that make tokens of conversations [default:
     that of --init-from]"""
@@ -49,7 +57,8 @@ class Settings(TypedDict, total=False):
     """Folder for converted copies of files that cannot be memory-mapped [default: beside the files,
     else ~/.cache/ddp-train/copies]"""
     batch_size: Value
-    """Global batch size: rows per step, summed over all ranks [default: 128]"""
+    """Global batch size: rows per step, summed over all ranks [default: 128; of tables with more than
+    10,000 rows 256]"""
     batch_tokens: Value
     """Global batch size in tokens, a multiple of the model's context; an alternative to --batch-size"""
     micro_batch: Value
@@ -58,7 +67,7 @@ class Settings(TypedDict, total=False):
     steps: Value
     """Steps to train, instead of --epochs; 0 saves the untrained model"""
     epochs: Value
-    """Passes through the data [default: 5]"""
+    """Passes through the data [default: 5; tables choose --steps]"""
     drop_last: Optional[bool]
     """Skip an epoch's last batch if it is smaller than the others [default: false]"""
     optimizer: Optional[Literal["adamw", "sgd", "muon"]]
@@ -72,6 +81,8 @@ class Settings(TypedDict, total=False):
     """Learning rate of the last step, unless the schedule is constant [default: 0]"""
     schedule: Optional[Literal["constant", "linear", "cosine", "wsd"]]
     """Learning rate schedule after the warm-up [default: cosine]"""
+    schedule_steps: Value
+    """Steps over which the schedule falls, if not over those of the run"""
     warmup_steps: Value
     """Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]"""
     weight_decay: Value
@@ -91,9 +102,9 @@ class Settings(TypedDict, total=False):
     group: Value
     """Parameters with another learning rate or weight decay, by name, as in *.bias:weight-
     decay=0,head.*:lr=0.003; in TOML, tables called group with match, lr and weight-decay. The
-    first group that matches a name counts [default: none]"""
+    first group that matches a name counts [default: none; for tables linear.*, ten times --lr]"""
     grad_clip: Value
-    """Largest norm of all gradients together; 0 turns clipping off [default: 0]"""
+    """Largest norm of all gradients together; 0 turns clipping off [default: 0; for tables 1]"""
     label_smoothing: Value
     """Share of the target probability that is spread evenly over all classes [default: 0]"""
     class_weights: Value
@@ -145,7 +156,8 @@ class Settings(TypedDict, total=False):
     """Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     code 77 [default: 600]"""
     checkpoint_every: Value
-    """Steps between checkpoints; 0 for the best and the last only [default: an epoch]"""
+    """Steps between checkpoints; 0 for the best and the last only [default: an epoch; for tables at
+    least a twentieth of the run]"""
     keep: Value
     """Number of newest checkpoints to keep; the best by validation is kept as well [default: 3]"""
     override: Optional[bool]
@@ -156,13 +168,14 @@ class Settings(TypedDict, total=False):
     model.safetensors that matches the model. If adapters are resumed or used: the folder where
     their base is now"""
     eval_every: Value
-    """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]"""
+    """Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch; for
+    tables a fiftieth of the run]"""
     best: Optional[Literal["loss", "accuracy", "balanced", "auc"]]
     """Metric on held-out rows that decides which evaluation is the best; its checkpoint is kept and
     used by eval, predict and export [default: loss]"""
     stop_after: Value
-    """End the run early, after this many evaluations without one that is better by --best [default:
-    train all steps]"""
+    """End the run early, after this many evaluations without one that is better by --best; 0 to train
+    all steps [default: 0; where tables choose --steps 15]"""
     sample: Value
     """gpt: a text to continue at each evaluation and at the end, with up to 64 tokens, for the metrics
     log and the report; in a run on conversations, a question to answer"""
@@ -185,6 +198,9 @@ class Settings(TypedDict, total=False):
     [default: 256,128]"""
     activation: Optional[Literal["relu", "leaky-relu", "relu2", "gelu", "gelu-tanh"]]
     """Activation function between the layers [default: relu]"""
+    linear_path: Optional[bool]
+    """Add a linear model of the inputs to the output. The perceptron then sees x/√(1 + (x/3)²), and
+    its last layer begins at zero [default: false; for tables true]"""
     kv_heads: Value
     """Heads of keys and values, each shared by equally many heads; 0 for one per head [default: 0]"""
     head_size: Value

@@ -38,7 +38,8 @@ pub enum LogEvent<'a> {
         /// Of others.
         others: &'a Baselines,
     },
-    /// Some rows of the last evaluation, if its answers are one number: that of the label, and the answer.
+    /// Some rows of the last evaluation, if its answers are one number: that of the label, and the
+    /// answer.
     Predictions {
         /// After this step.
         step: u64,

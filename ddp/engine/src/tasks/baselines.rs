@@ -193,7 +193,8 @@ impl Products {
         self.sums[column] / self.sums[0]
     }
 
-    /// The mean product of two columns' differences from their means; `first` is not after `second`.
+    /// The mean product of two columns' differences from their means; `first` is not after
+    /// `second`.
     fn spread(&self, first: usize, second: usize) -> f64 {
         let columns = 1 + self.features + self.outputs;
         let product = self.sums[first * columns + second] / self.sums[0];

@@ -70,7 +70,14 @@ pub(super) fn taken_over(options: &Config, then: &Map<String, Value>) -> Config 
         );
     }
     for name in TAKEN_OVER {
-        let is_other = name == "batch-size" && config.batch_tokens.is_some();
+        let is_other = match name {
+            "batch-size" => config.batch_tokens.is_some(),
+            // Fewer steps are asked for.
+            "warmup-steps" => config
+                .steps
+                .is_some_and(|steps| value(name).as_u64() > Some(steps)),
+            _ => false,
+        };
         config.set_if_open(name, if is_other { &Value::Null } else { value(name) });
     }
     for (name, plain) in of_plain() {

@@ -116,7 +116,7 @@ fn a_successful_run_is_summarised_in_reading_order() {
         "<h2 id=\"settings-title\">",
         ">lr<",
         "0.5",
-        "2 settings at the default",
+        "1 setting at the default",
         "<h2 id=\"versions-title\">",
         "0.6.0",
         "\"title\":\"Loss\"",
@@ -261,7 +261,7 @@ fn a_default_that_follows_from_other_settings_is_said() {
     start["config"]["gone"] = json!(1);
     let page = report(&[start]);
     for row in [
-        "eval-every</th><td data-h=\"value\"><code>7</code></td><td data-h=\"default\">an epoch</td>",
+        "eval-every</th><td data-h=\"value\"><code>7</code></td><td data-h=\"default\">an epoch; for tables a fiftieth of the run</td>",
         "hidden</th><td data-h=\"value\"><code>7</code></td><td data-h=\"default\"><code>256,128</code></td>",
         "gone</th><td data-h=\"value\"><code>1</code></td><td data-h=\"default\">not a setting of this version</td>",
     ] {

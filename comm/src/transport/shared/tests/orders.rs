@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::collective::{Operation, REDUCIBLE};
 
-/// The bits of element `index`. All NaN are one: which of them a sum gives is the processor's choice.
+/// The bits of element `index`. All NaN are one: which of them a sum gives is the processor's
+/// choice.
 fn bits(dtype: DType, bytes: &[u8], index: usize) -> u64 {
     let size = dtype.bytes();
     let mut wide = [0; 8];

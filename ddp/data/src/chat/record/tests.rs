@@ -227,7 +227,7 @@ fn records_that_cannot_be_learned_from_are_refused() {
     );
     let error = refused(CHATML, &json!({ "instruction": "a", "output": "b" }));
     assert!(
-        error.ends_with("got the fields [instruction, output]; help: rename the fields"),
+        error.contains("got the fields [instruction, output]; help: rename the fields; of a table"),
         "{error}"
     );
     // Of another type they changed nothing, in silence.
