@@ -24,8 +24,8 @@ pub(super) fn escaped(text: &str) -> String {
 /// The most characters of a word that a line break does not divide.
 const WORD_CHARS_MAX: usize = 16;
 
-/// A text escaped for a narrow cell: lines break after signs, as in paths and lists of settings, and
-/// in words only where these are very long.
+/// A text escaped for a narrow cell: lines break after signs, as in paths and lists of settings,
+/// and in words only where these are very long.
 pub(super) fn breakable(text: &str) -> String {
     let (mut html, mut since) = (String::new(), 0);
     let mut characters = text.chars().peekable();
