@@ -56,7 +56,7 @@ pub(crate) fn features(day: i64, first: i64) -> [f32; 5] {
     let from_march = BEFORE.iter().rposition(|before| *before <= in_year);
     let month = (from_march.unwrap_or(0) + 2) % 12;
     let [sine, cosine] = WEEKDAYS[day.rem_euclid(7) as usize];
-    let days = (day - first) as f32;
+    let days = day.saturating_sub(first) as f32;
     [days, MONTHS[month], MONTHS[(month + 3) % 12], sine, cosine]
 }
 

@@ -273,6 +273,8 @@ fn a_forged_state_is_refused_or_used_and_never_a_panic() {
         ("/config/dropout", json!(2.0), ALWAYS),
         ("/config/class-weights", json!([1.0]), ALWAYS),
         ("/config/class-weights", json!(vec![0.0; 10]), ALWAYS),
+        ("/config/missing", json!(7), ALWAYS),
+        ("/config/grad-clip", json!("far"), ALWAYS),
         ("/config/label-smoothing", json!(7.0), ALWAYS),
         ("/config/labels", json!("\u{0}#"), NEVER),
         ("/config/freeze", json!(["nothing"]), [65, 65, 0, 2]),

@@ -340,6 +340,8 @@ fn begun(
     world: &World,
 ) -> Result<Config> {
     if let Some(opened) = resumed {
+        // Refuses a value that no setting can have.
+        Config::of_checkpoint(opened)?;
         return Ok(choices::taken_over(options, &opened.state.config));
     }
     if continued.is_none() {
