@@ -92,7 +92,7 @@ pub struct DataRequest {
     pub normalizes_targets: bool,
     /// Whether predictions of numeric targets are clipped, as since version 0.9.
     pub clips_targets: bool,
-    /// What nobody has set: tables choose it.
+    /// The settings without a value, which tables choose.
     pub left_open: LeftOpen,
     /// Where converted files are kept.
     pub cache_dir: Option<PathBuf>,
@@ -100,7 +100,7 @@ pub struct DataRequest {
     pub trained: Option<Trained>,
 }
 
-/// Settings that nobody has given. Fields are named after them.
+/// Which settings have no value. Fields are named after them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct LeftOpen {

@@ -150,7 +150,7 @@ fn check_size(survey: &Survey, columns: &[ColumnPlan], path: &str) -> Result<()>
 }
 
 impl SurveyedColumn {
-    /// What becomes of it if nobody has said anything about it.
+    /// What it becomes if no setting names it.
     fn common(&self) -> Fate {
         let cells = self.numbers + self.texts;
         if self.texts == 0 {

@@ -1,4 +1,4 @@
-//! Runs on tables whose settings nobody gave: what they choose is written down, and they have the
+//! Runs on tables with nothing but the label: what they choose is written down, and they have the
 //! same bits on any number of ranks, if they are resumed, and without a lost rank.
 
 use std::fmt::Write;

@@ -1,6 +1,6 @@
-//! Settings that follow from the data where nobody has given them: of tables what suits most of
-//! them, of other data the defaults of version 0.8. They are chosen once. From then on they are
-//! settings like any other, in config.toml and in checkpoints, and a resumed run takes them over.
+//! Defaults that depend on the data. For tables they are what suits most tables, for other data
+//! those of version 0.8. They are chosen once and written to config.toml and to checkpoints, and a
+//! resumed run takes them from there.
 
 use ddp_comm::World;
 use ddp_data::setting::{NORMALIZE, STRATIFY, VAL_SPLIT};

@@ -1,4 +1,4 @@
-//! What tables choose where nobody has said what their columns are.
+//! What tables choose where no setting says what their columns are.
 
 use ddp_data::{LeftOpen, MoreFeatures};
 
