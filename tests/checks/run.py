@@ -55,9 +55,9 @@ class Checks:
         for package in sorted({it[0] for it in self.programs.unit}):
             beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
         beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::", env=ENOUGH)
+        beside("what launch/search has found", ["launch/search", "--found"])
         steps.wait_for_all()
         steps.step("every kernel was launched", self.every_kernel_was_launched)
-        steps.step("what launch/search has found", ["launch/search", "--found"])
 
     def that_wait(self):
         """Title, what it does, whether it mostly waits."""

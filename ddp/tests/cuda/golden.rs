@@ -48,7 +48,7 @@ const ON_FOUR: &[Golden] = &[Golden {
     ranks: 4,
     data: TEXT,
     flags: "--epochs 1 --width 32 --dtype bf16 --dropout 0.1",
-    ways: &["--graph off", "--graph on"],
+    ways: &["--graph on"],
 }];
 
 #[test]

@@ -46,7 +46,7 @@ fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_on
     let all = "--dropout 0.1 --grad-clip 1 --micro-batch 5 --reduce-dtype bf16 --bucket-mb 0.01";
     let ways = ["--graph on", "--overlap off", "--data-on-device off"];
     let cases = (1..=gpus().min(4)).flat_map(|ranks| ["", all].map(|flags| (ranks, flags)));
-    let cases: Vec<_> = ddp_testing::cases_of(&test_name(), cases, 2);
+    let cases: Vec<_> = ddp_testing::cases_of(&test_name(), cases, 1);
     all_at_once(cases, |(ranks, flags)| {
         let eager = model_of(ranks, &format!("{flags} --graph off"));
         for way in ways {
@@ -207,14 +207,14 @@ fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
     ended
 }
 
-/// Checks each place on each of two ranks, eager and captured; a third of the cases.
+/// Checks each place on each of two ranks, eager and captured; a quarter of the cases.
 fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
     let places = ["forward", "reduction", "optimizer", "log"];
     let cases = ["--graph off", "--graph on"]
         .into_iter()
         .flat_map(|graph| places.map(|place| (graph, place)))
         .flat_map(|(graph, place)| [0, 1].map(|rank| (rank, place, graph)));
-    let cases = ddp_testing::cases_of(&test_name(), cases, 6);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 4);
     for graph in ["--graph off", "--graph on"] {
         let cases = cases.iter().filter(|case| case.2 == graph);
         all_at_once(cases, |&(rank, place, graph)| check(rank, place, graph));
@@ -296,21 +296,19 @@ fn a_collective_that_fails_ends_all_and_says_which() {
         ("rank0:nccl@17=async_error", 77, "ncclRemoteError"),
         ("rank1:nccl@17=lost", 70, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
     ];
-    for graph in ["off", "on"] {
-        all_at_once(cases, |(plan, exit_code, part)| {
-            let folder = Folder::new("nccl");
-            let job = folder
-                .ranks(
-                    2,
-                    &format!("{QUICK} --device cuda --graph {graph} --timeout-s {NEAR}"),
-                )
-                .on_gpus();
-            let ended = job.env("SIMCUDA_FAULTS", plan).run();
-            let cause = ended.assert_fails(exit_code);
-            assert!(cause.contains(part), "{plan}, --graph {graph}: {ended}");
-            assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
-        });
-    }
+    let cases = ["off", "on"]
+        .into_iter()
+        .flat_map(|graph| cases.map(|case| (graph, case)));
+    let cases = ddp_testing::cases_of(&test_name(), cases, 3);
+    all_at_once(cases, |(graph, (plan, exit_code, part))| {
+        let folder = Folder::new("nccl");
+        let words = format!("{QUICK} --device cuda --graph {graph} --timeout-s {NEAR}");
+        let job = folder.ranks(2, &words).on_gpus();
+        let ended = job.env("SIMCUDA_FAULTS", plan).run();
+        let cause = ended.assert_fails(exit_code);
+        assert!(cause.contains(part), "{plan}, --graph {graph}: {ended}");
+        assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+    });
 }
 
 #[test]
@@ -320,7 +318,8 @@ fn a_kernel_that_fails_on_one_of_two_devices_of_a_rank_ends_the_job_with_70() {
     };
     let words = "--data glyphs,rows=64,held-out=0 --model vit,layers=3,heads=2,width=16 --batch-size 16 --epochs 1 \
                  --device cuda --devices-per-rank 2 --out OUT";
-    all_at_once([18, 26, 32, 38], |kernel| {
+    let kernels = ddp_testing::cases_of(&test_name(), [18, 26, 32, 38], 2);
+    all_at_once(kernels, |kernel| {
         let folder = Folder::new("kernel");
         let plan = format!("kernel@{kernel}=illegal_address");
         let ended = folder
@@ -408,7 +407,7 @@ fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
     let Some(_gpu) = simulated_gpus_of_jobs(2) else {
         return;
     };
-    for graph in ["off", "on"] {
+    for graph in ddp_testing::cases_of(&test_name(), ["off", "on"], 1) {
         let words = format!("{QUICK} --device cuda --graph {graph}");
         let whole = Folder::new("whole");
         whole.ranks(2, &words).on_gpus().run().assert_well();

@@ -134,12 +134,13 @@ fn chains_of_own_modules_have_the_cpus_bits() {
             1030,
         ),
     ];
-    for (name, formula, columns) in formulas {
-        for rows in [1, 7] {
-            let [cpu, gpu] = [Device::Cpu, gpu.device].map(|it| passed(formula, columns, rows, it));
-            for (what, at) in ["output", "input's gradient", "gradients"].iter().zip(0..) {
-                assert!(cpu[at] == gpu[at], "{what} of {name}, {rows} rows");
-            }
+    // Each with 1 or 7 rows.
+    let cases = formulas.into_iter().flat_map(|it| [(it, 1), (it, 7)]);
+    let cases = ddp_testing::cases_of(&test_name(), cases, formulas.len());
+    for ((name, formula, columns), rows) in cases {
+        let [cpu, gpu] = [Device::Cpu, gpu.device].map(|it| passed(formula, columns, rows, it));
+        for (what, at) in ["output", "input's gradient", "gradients"].iter().zip(0..) {
+            assert!(cpu[at] == gpu[at], "{what} of {name}, {rows} rows");
         }
     }
 }

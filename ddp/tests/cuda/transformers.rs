@@ -153,7 +153,7 @@ fn a_sample_is_what_generate_makes_of_the_checkpoint_also_of_split_layers_in_bf1
 }
 
 /// Its head is tied to the embedding.
-const GPT: &str = "--model gpt,layers=3,heads=1,width=16,context=16 --data t.txt --val-split 0.2 \
+const GPT: &str = "--model gpt,layers=3,heads=1,width=16,context=8 --data t.txt --val-split 0.2 \
                    --batch-size 8 --eval-every 2 --log-every 1 --schedule constant --warmup-steps 0 \
                    --dropout 0.1 --grad-clip 0.5 --threads 1 --device cuda --out OUT";
 
@@ -197,7 +197,7 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
         (2..=gpus.min(4) / ranks).map(move |parts| (ranks, flags, parts))
     });
     all_at_once(
-        ddp_testing::cases_of(&test_name(), cases, 3),
+        ddp_testing::cases_of(&test_name(), cases, 2),
         |(ranks, flags, parts)| {
             let whole = trained(&with_text(), ranks, 4, flags);
             let flags = format!("{flags} --devices-per-rank {parts}");
@@ -210,20 +210,16 @@ fn a_tied_gpt_split_over_devices_is_the_one_on_one_device() {
 }
 
 #[test]
-fn every_stage_of_zero_trains_the_same_captured_and_eager() {
+fn divided_gradients_train_the_same_captured_and_eager() {
     let Some(_gpu) = gpus_of_jobs(2) else { return };
     // Two ranks: NCCL adds the same two numbers in any order.
     let flags = "--dtype bf16 --bucket-mb 0.01";
     let plain = trained(&with_text(), 2, 4, flags);
-    let others = ["--zero 2 --graph off", "--zero 2 --overlap off"];
-    let others = ddp_testing::cases_of(&test_name(), others, 1);
-    let ways = ["--zero 1", "--zero 2"].into_iter().chain(others);
-    all_at_once(ways, |way| {
-        let folder = with_text();
-        trained(&folder, 2, 2, &format!("{flags} {way}"));
-        let continued = trained(&folder, 2, 4, &format!("{flags} {way} --resume auto"));
-        assert!(continued == plain, "{way}");
-    });
+    let ways = ["--graph on", "--graph off", "--overlap off"];
+    for way in ddp_testing::cases_of(&test_name(), ways, 1) {
+        let flags = format!("{flags} --zero 2 {way}");
+        assert!(trained(&with_text(), 2, 4, &flags) == plain, "{way}");
+    }
     let shards = |flags: &str| trained(&with_text(), 2, 3, &format!("{flags} --same-bits 4"));
     assert!(shards("--zero 2 --bucket-mb 0.01") == shards(""));
 }
@@ -253,8 +249,8 @@ fn mb(text: &str) -> f64 {
 /// Memory as the simulated driver counts it, in MB: planned without a model, and measured.
 fn planned_and_measured(ranks: usize, flags: &str) -> [f64; 2] {
     let folder = Folder::new("planned");
-    let model = "layers=4,heads=4,width=256,context=64,vocab=4096";
-    let flags = format!("--steps 8 --dry-run {flags}");
+    let model = "layers=2,heads=2,width=128,context=32,vocab=2048";
+    let flags = format!("--steps 4 --dry-run {flags}");
     let ended = planned_job(&folder, ranks, model, &flags).run();
     ended.assert_well();
     let line = |start: &str| {
@@ -298,7 +294,7 @@ fn memory_is_what_a_dry_run_plans_without_a_model() {
     ];
     let cases = cases.into_iter().filter(|(ranks, _)| *ranks <= gpus);
     // A driver's pool takes pieces of 32 MiB (H100, H200), the simulated one of 2.
-    let piece_mb: f64 = if is_simulated() { 0.0 } else { 33.56 };
+    let piece_mb: f64 = if is_simulated() { 2.1 } else { 33.56 };
     for (ranks, flags) in ddp_testing::cases_of(&test_name(), cases, 2) {
         let [planned, measured] = planned_and_measured(ranks, flags);
         let beyond = measured - planned;
@@ -345,7 +341,7 @@ fn a_run_fits_in_the_memory_that_a_dry_run_plans() {
 fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
     let Some(_gpu) = gpus_of_jobs(2) else { return };
     // 1,088 rows make sums of more than 64 blocks; few windows, since each head of one is a tile.
-    let words = GPT.replace("context=16", "context=64");
+    let words = GPT.replace("context=8", "context=64");
     let words = words.replace("--batch-size 8", "--batch-size 17");
     let words = words.replace("--dropout 0.1", "--dtype bf16 --optimizer sgd --steps 1");
     let run = |flags: &str| {

@@ -11,7 +11,7 @@ use crate::support::job::{Ended, FAR, Folder, all_at_once};
 use crate::support::metrics_log::{MetricsLog, model_bytes};
 
 /// 40 steps of some milliseconds, with everything that lies between two steps.
-pub(crate) const RUN: &str = "--data glyphs,rows=1024,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
+pub(crate) const RUN: &str = "--data glyphs,rows=256,held-out=64 --hidden 32 --batch-size 64 --steps 40 \
                    --log-every 1 --eval-every 7 --checkpoint-every 9 --same-bits 4 --dropout 0.1 \
                    --grad-clip 1 --micro-batch 8 --threads 1 --out OUT";
 

@@ -14,7 +14,7 @@ const OPTIMIZERS: [&str; 3] = [
 /// What is said when a slice was lost.
 pub(crate) const FROM_CHECKPOINT: &str = "the run continues from its last checkpoint";
 
-/// Runs with `--zero 1` and these faults, each with 5 ranks and every optimizer: a third of them.
+/// Runs with `--zero 1` and these faults, each with 5 ranks and every optimizer: a sixth of them.
 /// `disturb` does more while they run.
 fn lose_with_zero(
     faults: &[&str],
@@ -27,7 +27,7 @@ fn lose_with_zero(
     let jobs = faults
         .iter()
         .flat_map(|faults| OPTIMIZERS.map(|words| (*faults, words)));
-    let jobs = ddp_testing::cases_of(faults[0], jobs, faults.len());
+    let jobs = ddp_testing::cases_of(faults[0], jobs, faults.len().div_ceil(2).max(2));
     all_at_once(jobs, |(faults, words)| {
         let folder = Folder::new("losing-zero");
         let run = format!("{RUN} --zero 1 --min-ranks 1");

@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use crate::support::job::{Ended, FAR, Folder, Job, Running, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 
-/// 400 steps of some milliseconds: a stop comes in the middle of them.
-const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --dropout 0.1 --steps 400 --log-every 1 --eval-every 50 \
+/// A stop comes in the middle of these steps, which are slow after the one that it comes in: `held`.
+const LONG: &str = "--data glyphs,rows=512,held-out=64 --hidden 32 --batch-size 64 --dropout 0.1 --steps 80 --log-every 1 --eval-every 10 \
                     --checkpoint-every 0 --threads 1 --out OUT";
-const STEPS: u64 = 400;
+const STEPS: u64 = 80;
 
 const RANKS: [usize; 2] = [1, 2];
 
@@ -107,7 +107,9 @@ const HELD_AT: u64 = 20;
 /// The job, started, when its rank 0 holds.
 fn held(job: Job) -> Running {
     let at = format!("0:forward:{HELD_AT}");
-    let running = job.env("DDP_TEST_FAULT", &format!("{at}:hold")).start();
+    let slow = (HELD_AT + 1..HELD_AT + 41).map(|step| format!(",0:forward:{step}:slow"));
+    let faults = format!("{at}:hold{}", slow.collect::<String>());
+    let running = job.env("DDP_TEST_FAULT", &faults).start();
     running.wait_for_fault(&at);
     running
 }
@@ -175,7 +177,7 @@ fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
 #[test]
 fn a_stop_during_an_evaluation_takes_effect_after_it() {
     let folder = Folder::new("evaluation");
-    let job = folder.together(&LONG.replace("--eval-every 50", "--eval-every 5"));
+    let job = folder.together(&LONG.replace("--eval-every 10", "--eval-every 5"));
     let running = job.env("DDP_TEST_FAULT", "0:evaluation:5:hold").start();
     running.wait_for_fault("0:evaluation:5");
     running.signal_rank(0, "TERM");
@@ -200,7 +202,7 @@ fn a_stop_during_an_evaluation_takes_effect_after_it() {
 #[test]
 fn a_stop_in_the_last_step_lets_the_run_end() {
     let folder = Folder::new("last");
-    let words = LONG.replace("--steps 400", "--steps 6");
+    let words = LONG.replace("--steps 80", "--steps 6");
     let ended = folder
         .together(&words)
         .env("DDP_TEST_FAULT", "0:optimizer:6:term")
@@ -243,7 +245,7 @@ fn a_stop_while_a_finished_job_leaves_changes_nothing() {
 #[test]
 fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
     let words = LONG.replace(
-        "--steps 400",
+        "--steps 80",
         "--schedule constant --warmup-steps 0 --steps 6",
     );
     let cases = RANKS
@@ -349,11 +351,12 @@ fn the_launcher_forwards_sigusr1_and_ends_with_75() {
 fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
     // Open MPI 4 sends SIGTERM some seconds after it was told to end, and SIGKILL as many later:
     // the end of patience.
-    let words = LONG.replace("--steps 400", "--steps 1000000");
+    let words = LONG.replace("--steps 80", "--steps 1000000");
     // Steps of 50 ms leave the cores to other tests meanwhile.
     let slow = (1..=2000).map(|step| format!("0:optimizer:{step}:slow"));
     let slow = slow.collect::<Vec<_>>().join(",");
-    all_at_once(["TERM", "INT"], |signal| {
+    let signals = ddp_testing::cases_of("signals to a launcher", ["TERM", "INT"], 1);
+    all_at_once(signals, |signal| {
         let folder = Folder::new(&format!("mpirun-{signal}"));
         let job = folder
             .each(&[(2, words.as_str())])
