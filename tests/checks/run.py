@@ -94,7 +94,7 @@ class Checks:
     def others(self):
         yield "tests of ddp: training", [self.programs.one, "ddp", "training"], False
         yield "the commands of README.md and docs/", [["tests/readme/run", self.built]], False
-        yield "kernels for sm_80 and sm_90, through NVIDIA's compiler", [["launch/check-kernels", "--for=sm_80,sm_90"]], False
+        yield "kernels for sm_90, through NVIDIA's compiler", [["launch/check-kernels", "--for=sm_90"]], False
         yield "from Python and notebooks", [["tests/python/run"]], False
         yield "the report in a browser", [["tests/report/run"]], False
         yield "examples", [self.run_examples], False

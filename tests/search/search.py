@@ -287,10 +287,10 @@ class Large(Kind):
 
 
 class Releases(Kind):
-    what = "signatures and layouts of an old or new release of NVIDIA's libraries (up to 600 MB); kernels for sm_75 and sm_100"
+    what = "signatures and layouts of an old or new release of NVIDIA's libraries (up to 600 MB); kernels for sm_75, sm_80 and sm_100"
 
     def all(self, _):
-        return [*([f"--releases={number}"] for number in range(8)), ["--for=sm_75,sm_100"]]
+        return [*([f"--releases={number}"] for number in range(8)), ["--for=sm_75,sm_80,sm_100"]]
 
     def command(self, _, option):
         return ["launch/check-kernels", option], "."

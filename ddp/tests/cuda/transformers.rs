@@ -79,12 +79,12 @@ fn families_of_downloaded_models_learn_as_on_the_cpu_captured_and_eager() {
         let run = |how: &str| {
             let out = format!("{name}{}", how.replace(' ', ""));
             let words = format!(
-                "{llama},{settings} --data t.txt --batch-size 4 --threads 1 --steps 4 --lr 0.01 \
+                "{llama},{settings} --data t.txt --batch-size 4 --threads 1 --steps 3 --lr 0.01 \
                  --log-every 1 --device {how} --out {out}"
             );
             folder.alone(&words).on_gpus().run().assert_well();
             let out = folder.path().join(out);
-            (MetricsLog::read(&out).losses(), model_bytes(&out, 4))
+            (MetricsLog::read(&out).losses(), model_bytes(&out, 3))
         };
         let cpu = run("cpu");
         for (dtype, apart_max) in ddp_testing::cases_of(name, [("f32", 1e-4), ("bf16", 0.05)], 1) {
@@ -361,10 +361,10 @@ fn a_norm_that_sums_for_the_biases_below_changes_no_bit() {
 fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as_whole() {
     let Some(_gpu) = gpus_of_jobs(2) else { return };
     let (first, model) = (with_text(), with_text());
-    let whole = trained(&model, 1, 6, "");
-    trained(&first, 1, 2, "--devices-per-rank 2");
-    trained(&first, 1, 4, "--resume auto");
-    assert!(trained(&first, 1, 6, "--resume auto --devices-per-rank 2") == whole);
+    let whole = trained(&model, 1, 4, "");
+    trained(&first, 1, 1, "--devices-per-rank 2");
+    trained(&first, 1, 2, "--resume auto");
+    assert!(trained(&first, 1, 4, "--resume auto --devices-per-rank 2") == whole);
     let words = "export --format hf --checkpoint OUT folder";
     model.alone(words).run().assert_well();
     let from = |flags: &str| {
