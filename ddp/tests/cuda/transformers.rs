@@ -362,9 +362,8 @@ fn a_tied_gpt_goes_on_over_one_or_more_devices_and_starts_from_a_folder_split_as
     let Some(_gpu) = gpus_of_jobs(2) else { return };
     let (first, model) = (with_text(), with_text());
     let whole = trained(&model, 1, 4, "");
-    trained(&first, 1, 1, "--devices-per-rank 2");
-    trained(&first, 1, 2, "--resume auto");
-    assert!(trained(&first, 1, 4, "--resume auto --devices-per-rank 2") == whole);
+    trained(&first, 1, 2, "--devices-per-rank 2");
+    assert!(trained(&first, 1, 4, "--resume auto") == whole);
     let words = "export --format hf --checkpoint OUT folder";
     model.alone(words).run().assert_well();
     let from = |flags: &str| {
