@@ -159,14 +159,20 @@ fn json_help(mapped: &Mapped) -> String {
     let mut fields = ["messages", "conversations", "prompt", "text"].iter();
     let is_of_texts = fields.any(|name| start.contains(&format!("\"{name}\"")));
     let help = match (is_of_texts, is_list) {
-        (true, true) => {
-            "write each object on a line of a .jsonl file: jq -c '.[]' IN.json >OUT.jsonl"
-        }
-        (true, false) => "rename it to .jsonl, with each object on a line",
+        (true, is_list) => json_lines_help(is_list),
         (false, true) => "pandas.read_json(path).to_csv(other, index=False)",
         (false, false) => "pandas.read_json(path, lines=True).to_csv(other, index=False)",
     };
     format!("expected a table in .csv, or texts in .jsonl, got .json; help: {help}")
+}
+
+/// How texts in `.json`, one list or objects, become `.jsonl`.
+pub(crate) fn json_lines_help(is_list: bool) -> &'static str {
+    if is_list {
+        "write each object on a line of a .jsonl file: jq -c '.[]' IN.json >OUT.jsonl"
+    } else {
+        "rename it to .jsonl, with each object on a line"
+    }
 }
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,

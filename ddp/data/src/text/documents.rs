@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result, bail};
 use crate::files::io::{Bounded, reading, refuse, unpacking, unreadable};
+use crate::files::json_lines_help;
 use crate::files::tokens::{BYTE_ORDER_MARK, check_encoding};
 use crate::setting::{FIELD, LOSSY};
 use crate::text::tokenizer::Encoder;
@@ -83,14 +84,18 @@ pub fn documents(path: &Path, options: &ReadOptions<'_>, sink: Sink<'_>) -> Resu
             ))),
         };
     }
-    if ends(&[".json"]) {
-        let why = "expected a text or .jsonl, got .json; help: rename it to .jsonl if each line is \
-                   an object, to .txt to take it as it is";
-        return Err(refuse(path, why));
-    }
     let Some((bytes, start)) = unmarked(path, options.read_bytes)? else {
         return file.give(String::new(), true);
     };
+    if ends(&[".json"]) {
+        let mut first = Vec::new();
+        let taken = bytes.take(1024).read_to_end(&mut first);
+        taken.map_err(|error| unreadable(path, error))?;
+        let help = json_lines_help(first.trim_ascii_start().starts_with(b"["));
+        return Err(file.bad(format!(
+            "expected a text or .jsonl, got .json; help: {help}"
+        )));
+    }
     if ends(&[".jsonl", ".ndjson"]) {
         file.field_of_lines(bytes, start)
     } else {

@@ -176,7 +176,7 @@ fn what_is_wrong_with_a_text_is_named() {
     let long = "é".repeat(5000);
     let late = [long.as_bytes(), b"\xff"].concat();
     let wide = b"w\0i\0d\0e\0 \0".repeat(8);
-    let cases: [(&str, &[u8], &str); 16] = [
+    let cases: [(&str, &[u8], &str); 17] = [
         ("a.txt", b"ab\xffcd", "a.txt: byte 2: expected UTF-8"),
         ("b.txt", &late, "b.txt: byte 10000: expected UTF-8"),
         ("cut.txt", b"ab\xe2\x82", "cut.txt: byte 2: expected UTF-8"),
@@ -193,7 +193,16 @@ fn what_is_wrong_with_a_text_is_named() {
         ("no.gz", b"plain text", "no.gz: "),
         ("no.zst", b"plain text", "no.zst: zstd: "),
         ("half.txt.gz", &gz(late.as_slice())[..25], "half.txt.gz: "),
-        ("a.json", b"{}", "expected a text or .jsonl, got .json"),
+        (
+            "a.json",
+            b"{\"text\": \"a\"}",
+            "expected a text or .jsonl, got .json; help: rename it to .jsonl, with each object on a line",
+        ),
+        (
+            "b.json",
+            b"\xef\xbb\xbf [{\"text\": \"a\"}]",
+            "help: write each object on a line of a .jsonl file: jq -c '.[]' IN.json >OUT.jsonl",
+        ),
         (
             "a.jsonl",
             b"{\"text\": \"a\"}\n{\"t\": 1}\n",
