@@ -1,5 +1,7 @@
-//! Dates as ISO 8601 writes them, `2026-11-22`, as features: days, and where in the year and in the
-//! week they are. Sines come from tables, which have the same bits everywhere.
+//! Dates that begin with the year, `2026-11-22` or `2026/11/22`, as features: days, and where in
+//! the year and in the week they are. Sines come from tables, which have the same bits everywhere.
+
+use std::ops::RangeInclusive;
 
 /// Sines of the twelve months; cosines are those of three months later.
 const MONTHS: [f32; 12] = {
@@ -25,13 +27,13 @@ const BEFORE: [i64; 12] = [0, 31, 61, 92, 122, 153, 184, 214, 245, 275, 306, 337
 /// The days from 1970 to a date, of which a time of day is left out; None if it is no such date.
 pub(crate) fn day(text: &str) -> Option<i64> {
     let date = text.split(['T', ' ']).next()?;
-    let mut parts = date.split('-');
-    let mut part = |digits: usize| -> Option<i64> {
-        let part = parts.next().filter(|part| part.len() == digits)?;
+    let mut parts = date.split(['-', '/']);
+    let mut part = |digits: RangeInclusive<usize>| -> Option<i64> {
+        let part = parts.next().filter(|part| digits.contains(&part.len()))?;
         let is_digits = part.bytes().all(|byte| byte.is_ascii_digit());
         part.parse().ok().filter(|_| is_digits)
     };
-    let (year, month, day) = (part(4)?, part(2)?, part(2)?);
+    let (year, month, day) = (part(4..=4)?, part(1..=2)?, part(1..=2)?);
     if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
@@ -65,13 +67,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_count_from_1970_and_only_iso_dates_are_read() {
+    fn days_count_from_1970_and_only_dates_that_begin_with_the_year_are_read() {
         let dates = [
             ("1970-01-01", 0),
             ("1969-12-31", -1),
             ("2000-02-29", 11_016),
             ("2000-03-01T10:30:00Z", 11_017),
             ("2026-11-22 08:00", 20_779),
+            ("2026/11/22", 20_779),
+            ("2000/3/1", 11_017),
         ];
         for (text, expected) in dates {
             assert_eq!(day(text), Some(expected), "{text}");
@@ -79,7 +83,7 @@ mod tests {
         for text in [
             "22.11.2026",
             "2026-13-01",
-            "2026-1-1",
+            "2026-1-111",
             "11/22/2026",
             "2026-11-22-1",
             "",

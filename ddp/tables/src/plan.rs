@@ -171,14 +171,16 @@ impl SurveyedColumn {
         if self.bad_value.is_some() || self.are_written() {
             return Fate::Refused;
         }
+        // A few texts among numbers are probably mistakes; numbers with leading zeros are names.
+        let are_mixed = self.numbers > self.texts && self.leading_zeros == 0;
         let Some(values) = &self.values else {
-            return match self.numbers > self.texts {
+            return match are_mixed {
                 true => Fate::Refused,
                 false => Fate::LeftOut(format!("more than {NAMED_VALUES_MAX} different texts")),
             };
         };
         let (different, mut common) = (values.len() as u64, Vec::from_iter(values));
-        if self.numbers > self.texts && different > COMMON_VALUES_MAX as u64 {
+        if are_mixed && different > COMMON_VALUES_MAX as u64 {
             return Fate::Refused;
         }
         // The commonest first, of equal ones in the order of their texts.

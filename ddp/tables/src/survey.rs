@@ -43,7 +43,7 @@ pub(crate) struct SurveyedColumn {
     /// Texts that people read as numbers or dates.
     written_texts: u64,
     /// Texts that are whole numbers with leading zeros.
-    leading_zeros: u64,
+    pub(crate) leading_zeros: u64,
     /// Texts that are dates, and those of them as ISO 8601 writes them, with the first day.
     pub(crate) dates: u64,
     pub(crate) iso_dates: u64,
