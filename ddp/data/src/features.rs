@@ -129,6 +129,12 @@ impl ColumnPlan {
         self.values.as_ref().map_or(1, Vec::len) + self.more.names().len()
     }
 
+    /// Which of its features are 1 where something is so, else 0.
+    pub(crate) fn are_flags(&self) -> impl Iterator<Item = bool> {
+        let is_flag = |at| self.is_categorical() || self.more == MoreFeatures::Missing && at > 0;
+        (0..self.width()).map(is_flag)
+    }
+
     /// The names of its features.
     pub fn feature_names(&self) -> Vec<String> {
         let of_value = |value: &String| format!("{}={value}", self.name);
@@ -251,6 +257,14 @@ impl Normalization {
         };
         let (shift, scale) = (0..moments.mean.len()).map(feature).unzip();
         Normalization::new(shift, scale)
+    }
+
+    /// Leaves the deviation of these features as it is. A value in few rows has a small one, and
+    /// would become a feature larger than all others, which learns what is chance.
+    pub(crate) fn only_centre(&mut self, are_so: impl Iterator<Item = bool>) {
+        let all = self.scale.iter_mut().zip(are_so);
+        all.filter(|(_, is_so)| *is_so)
+            .for_each(|(scale, _)| *scale = 1.0);
     }
 
     /// Normalizes whole rows of `width` features.

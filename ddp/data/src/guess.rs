@@ -40,7 +40,7 @@ pub(crate) fn are_classes(task: Option<TaskKind>, any_float: bool) -> bool {
 }
 
 /// Tables of more rows hold some out; of fewer, what is held out is missed, and says little.
-pub const SMALL_ROWS_MAX: u64 = 2_000;
+pub const SMALL_ROWS_MAX: u64 = 5_000;
 /// The part that they hold out, and the most rows.
 const HELD_OUT: f64 = 0.2;
 const HELD_OUT_ROWS_MAX: f64 = 10_000.0;
@@ -231,7 +231,7 @@ mod tests {
         assert!(!are(&[(0, 7), (1, 100)]) && !are(&[(4, 9), (6, 9), (8, 9)]) && !are(&[(1, 99)]));
         let many: Vec<(i64, u64)> = (0..11).map(|class| (class, 50)).collect();
         assert!(!are(&many) && are(&many[..10]));
-        assert_eq!([2000, 2001, 100_000].map(held_out), [0.0, 0.2, 0.1]);
+        assert_eq!([5000, 5001, 100_000].map(held_out), [0.0, 0.2, 0.1]);
     }
 
     #[test]

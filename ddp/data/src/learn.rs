@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result, ensure};
 use crate::facts::Facts;
-use crate::features::{ColumnPlan, FeaturePlan, Moments, Normalization, Scaling};
+use crate::features::{COMMON, ColumnPlan, FeaturePlan, Moments, Normalization, Scaling};
 use crate::files::NumberType;
 use crate::guess;
 use crate::labels::{LabelCell, Labels};
@@ -31,7 +31,14 @@ pub(crate) fn learn(request: &DataRequest, source: &OpenFiles, facts: &Facts) ->
             Some(Normalization::of_bytes())
         }
         (Scaling::Unit, Some(found)) => Some(Normalization::unit(&found.moments)),
-        (Scaling::Standard, Some(found)) => Some(Normalization::standard(&found.moments)),
+        (Scaling::Standard, Some(found)) => {
+            let mut standard = Normalization::standard(&found.moments);
+            if request.table.categorical.iter().any(|name| name == COMMON) {
+                let plans = source.plan.iter().flatten();
+                standard.only_centre(plans.flat_map(ColumnPlan::are_flags));
+            }
+            Some(standard)
+        }
         _ => None,
     };
     Ok(Trained {

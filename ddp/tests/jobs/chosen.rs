@@ -88,7 +88,7 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
     ] {
         assert!(ended.stderr.contains(part), "{ended} lacks {part}");
     }
-    assert!(all > 40 && all.is_multiple_of(20), "{all}");
+    assert!(all > 40 && all.is_multiple_of(10), "{all}");
     let log = alone.metrics_log();
     let found = &log.start()["out_of_fold"];
     assert!(number(found, "loss") < 0.5, "{found}");
@@ -125,7 +125,7 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
 #[test]
 fn a_larger_table_holds_rows_out_and_has_the_same_best_model_on_any_ranks() {
     let run = RUN.replace("--hidden 8", "--hidden 8 --lr 0.02");
-    let alone = with_table("chosen-larger", 2400);
+    let alone = with_table("chosen-larger", 5200);
     let ended = alone.alone(&run).run();
     ended.assert_well();
     let chosen = settings(&alone);
@@ -145,7 +145,7 @@ fn a_larger_table_holds_rows_out_and_has_the_same_best_model_on_any_ranks() {
     assert!(best.len() < evals, "{best:?} {evals}");
     let expected = model_bytes(&alone.out(), last);
 
-    let two = with_table("chosen-larger-two", 2400);
+    let two = with_table("chosen-larger-two", 5200);
     let words = run.replace("--hidden", "--checkpoint-every 40 --hidden");
     let fault = format!("1:forward:{}:kill", last - 7);
     two.started(2, &words).env("DDP_TEST_FAULT", &fault).run();

@@ -25,7 +25,7 @@ class Settings(TypedDict, total=False):
     """Keep the defaults of version 0.8, in which tables choose nothing [default: false]"""
     val_split: Value
     """Fraction of the rows of --data, chosen by --seed, to keep for evaluation (of tokens: the last
-    ones); an alternative to --val-data [default: 0; of tables with more than 2,000 rows 0.2, at
+    ones); an alternative to --val-data [default: 0; of tables with more than 5,000 rows 0.2, at
     most 10,000 rows]"""
     stratify: Optional[bool]
     """Whether --val-split keeps the same fraction of each class [default: where tables choose it]"""

@@ -267,7 +267,7 @@ settings! {
     /// Labels of `val-data` [default: as in `labels`]
     Job val_labels "SPEC": Option<String> = None;
     /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the
-    /// last ones); an alternative to `val-data` [default: 0; of tables with more than 2,000 rows
+    /// last ones); an alternative to `val-data` [default: 0; of tables with more than 5,000 rows
     /// 0.2, at most 10,000 rows]
     Run val_split "F": Option<f64> = None, Limits::BelowOne;
     /// Whether `val-split` keeps the same fraction of each class [default: where tables choose it]

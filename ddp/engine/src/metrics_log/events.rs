@@ -132,13 +132,14 @@ pub struct OutOfFold {
 
 impl OutOfFold {
     /// Whether these models, which are simpler, are at most one standard error worse than `other`,
-    /// fold by fold.
+    /// fold by fold, or classify as many rows correctly.
     pub fn suffices_beside(&self, other: &OutOfFold) -> bool {
         let count = self.folds.len() as f64;
         let apart = self.folds.iter().zip(&other.folds).map(|(a, b)| a - b);
         let mean = apart.clone().sum::<f64>() / count;
         let variance = apart.map(|it| (it - mean).powi(2)).sum::<f64>() / (count - 1.0);
         mean <= (variance / count).sqrt()
+            || self.accuracy.is_some() && self.accuracy >= other.accuracy
     }
 
     /// How good they are beside other models of the same rows, for people.

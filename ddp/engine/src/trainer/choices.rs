@@ -21,8 +21,11 @@ const MANY_ROWS: u64 = 10_000;
 /// The steps of a run on a table with held-out rows: so many epochs, within these bounds.
 const EPOCHS_OF_TABLES: u64 = 20;
 const STEPS_OF_TABLES: [u64; 2] = [1_500, 10_000];
-/// Evaluations of such a run.
+/// Evaluations of such a run, the fewest steps between two, and how many without a better one end
+/// it.
 const EVALUATIONS: u64 = 50;
+const EVAL_EVERY_MIN: u64 = 20;
+const PATIENCE: u64 = 15;
 /// Checkpoints of a run on a table, at most.
 const CHECKPOINTS: u64 = 20;
 
@@ -222,10 +225,9 @@ impl Choices {
             "{STEPS} {steps}: {EPOCHS_OF_TABLES} epochs, but at least {least} and at most {most} steps"
         );
         if held_out > 0 {
-            let every = (steps / EVALUATIONS).max(folds::EVAL_EVERY);
+            let every = (steps / EVALUATIONS).max(EVAL_EVERY_MIN);
             self.options.set_if_open("eval-every", &json!(every));
-            self.options
-                .set_if_open("stop-after", &json!(folds::PATIENCE));
+            self.options.set_if_open("stop-after", &json!(PATIENCE));
             let [every, most] = [self.options.eval_every, self.options.stop_after];
             line += &format!(
                 "; {EVAL_EVERY} {}, {STOP_AFTER} {}: it ends when the held-out rows show no progress",
@@ -254,8 +256,7 @@ impl Choices {
             if alone.suffices_beside(&found) {
                 let freeze = as_flag(&json!(linear.freeze));
                 self.lines.push(format!(
-                    "{FREEZE} {freeze}: a linear model is enough, within one standard error: {one}; with the \
-                     perceptron {other}"
+                    "{FREEZE} {freeze}: a linear model is enough: {one}; with the perceptron {other}"
                 ));
                 (self.options, found) = (linear, alone);
             }
@@ -264,7 +265,7 @@ impl Choices {
         let warmup = self.options.warmup_steps.unwrap_or_default();
         self.lines.push(format!(
             "{STEPS} {}, {SCHEDULE_STEPS} {of_schedule}, {WARMUP_STEPS} {warmup}: of {} steps in {} folds these were \
-             best (median); there {}",
+             best; there {}",
             found.steps,
             folds::STEPS,
             folds::FOLDS,

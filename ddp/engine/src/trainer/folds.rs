@@ -1,6 +1,6 @@
 //! How many steps suit a small table: five folds, each held out once while a model is trained on
-//! the others. The run itself then trains on all rows, for the median of the folds' best numbers
-//! of steps, and these models' losses say how good it will be on other rows.
+//! the others. The run itself then trains on all rows, for as many steps as make the mean loss of
+//! the rows held out least, and that loss says how good it will be on other rows.
 //!
 //! A fold is trained by one rank alone, on the CPU: the result does not depend on how many ranks
 //! there are.
@@ -29,10 +29,10 @@ use crate::tasks::{self, Baselines};
 pub(super) const FOLDS: u64 = 5;
 /// The steps of each.
 pub(super) const STEPS: u64 = 1_000;
-/// Steps between evaluations.
-pub(super) const EVAL_EVERY: u64 = 20;
-/// A fold ends after so many evaluations without a better one.
-pub(super) const PATIENCE: u64 = 15;
+/// Steps between evaluations. During the warm-up 20 steps may be too few and 40 too many.
+const EVAL_EVERY: u64 = 10;
+/// A fold ends after so many steps without a better evaluation.
+const PATIENCE: u64 = 300;
 
 /// Loss and accuracy of a fold's rows after 0, `EVAL_EVERY`, … steps, and how many rows it has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -68,24 +68,20 @@ pub(super) fn find(options: &Config, data: &Data, world: &World) -> Result<OutOf
     ))
 }
 
-/// The median of the best steps, and what the folds' models reach there.
+/// The steps at which the rows' mean loss is least, each row by the model that was not trained on
+/// it, and what the folds' models reach there.
 fn judge(folds: &[Fold]) -> OutOfFold {
-    let best = |fold: &Fold| {
-        let losses = fold.curve.iter().map(|(loss, _)| *loss);
-        let losses = losses.enumerate().filter(|(_, loss)| loss.is_finite());
-        losses
-            .min_by(|a, b| a.1.total_cmp(&b.1))
-            .map_or(0, |it| it.0)
-    };
-    let mut bests: Vec<usize> = folds.iter().map(best).collect();
-    bests.sort_unstable();
-    let at = bests[bests.len() / 2];
     let rows: u64 = folds.iter().map(|fold| fold.rows).sum();
     let mean = |of: &dyn Fn(&Fold) -> f64| {
         let sums = folds.iter().map(|fold| of(fold) * fold.rows as f64);
         sums.sum::<f64>() / rows as f64
     };
-    let loss = mean(&|fold| fold.curve[at].0);
+    let loss = |at: usize| mean(&|fold| fold.curve[at].0);
+    let losses = (0..folds[0].curve.len()).map(|at| (at, loss(at)));
+    let best = losses
+        .filter(|(_, loss)| loss.is_finite())
+        .min_by(|a, b| a.1.total_cmp(&b.1));
+    let (at, loss) = best.unwrap_or((0, loss(0)));
     let accuracy = folds[0].curve[at].1;
     let others: Vec<_> = folds
         .iter()
@@ -190,7 +186,7 @@ impl Rows {
             curve.push((stats.loss(), task.accuracy(&stats)));
             if stats.loss() < best.0 {
                 best = (stats.loss(), number);
-            } else if number - best.1 >= PATIENCE * EVAL_EVERY {
+            } else if number - best.1 >= PATIENCE {
                 break;
             }
         }
@@ -241,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_the_best_steps_counts_and_its_loss_is_that_of_all_rows() {
+    fn the_step_of_the_least_mean_loss_of_all_rows_counts() {
         let fold = |rows, losses: &[f64]| Fold {
             rows,
             others: None,
@@ -252,9 +248,9 @@ mod tests {
                 .collect(),
         };
         let folds = [
-            fold(2, &[0.9, 0.5, 0.6]),
-            fold(1, &[0.9, 0.2, 0.1]),
-            fold(1, &[0.3, 0.4, f64::NAN]),
+            fold(2, &[0.9, 0.5, 0.45, 0.1]),
+            fold(1, &[0.9, 0.2, 0.1, 0.1]),
+            fold(1, &[0.3, 0.4, 0.9, f64::NAN]),
         ];
         let found = judge(&folds);
         assert_eq!(found.steps, EVAL_EVERY);
@@ -270,11 +266,17 @@ mod tests {
                 .map(|(loss, apart)| loss + apart);
             let simpler = OutOfFold {
                 folds: folds.collect(),
+                accuracy: Some(0.59),
                 ..found.clone()
             };
             simpler.suffices_beside(&found)
         };
         assert!(!simpler([0.03, 0.06, 0.0]) && simpler([0.15, -0.06, 0.0]));
         assert!(simpler([0.0; 3]) && simpler([-0.1; 3]) && !simpler([0.1; 3]));
+        let as_right = OutOfFold {
+            folds: vec![1.0; 3],
+            ..found.clone()
+        };
+        assert!(as_right.suffices_beside(&found));
     }
 }
