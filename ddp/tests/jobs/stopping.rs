@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use crate::support::job::{Ended, FAR, Folder, Job, Running, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 
-/// A stop comes in the middle of these steps, which are slow after the one that it comes in: `held`.
+/// A stop comes in the middle of these steps; those after it are slow (`held`).
 const LONG: &str = "--data glyphs,rows=512,held-out=64 --hidden 32 --batch-size 64 --dropout 0.1 --steps 80 --log-every 1 --eval-every 10 \
                     --checkpoint-every 0 --threads 1 --out OUT";
 const STEPS: u64 = 80;
