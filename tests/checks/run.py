@@ -51,11 +51,11 @@ class Checks:
         for title, does, waits in [*self.that_wait(), *self.on_gpus(), *self.others()]:
             beside(title, *does, env=ENOUGH if "simulated GPU" in title else None, waits=waits)
         steps.wait_for(UNITS)
+        beside("what launch/search has found", ["launch/search", "--found"], waits=True)
         self.programs.load()
         for package in sorted({it[0] for it in self.programs.unit}):
             beside(f"unit tests of {package}", self.programs.run, [it for it in self.programs.unit if it[0] == package])
         beside("unit tests that need a GPU, 1 simulated GPU", self.programs.on_gpus, 1, "ddp_kernels", "ledger", "nvrtc", "device::", env=ENOUGH)
-        beside("what launch/search has found", ["launch/search", "--found"])
         steps.wait_for_all()
         steps.step("every kernel was launched", self.every_kernel_was_launched)
 

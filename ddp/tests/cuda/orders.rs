@@ -137,7 +137,7 @@ pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
 
 /// A few seeds of this many.
 fn seeds(all: usize) -> Vec<u64> {
-    let seeds = ddp_testing::cases(&test_name(), all, 3);
+    let seeds = ddp_testing::cases(&test_name(), all, 2);
     seeds.into_iter().map(|seed| seed as u64).collect()
 }
 

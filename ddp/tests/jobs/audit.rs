@@ -88,9 +88,9 @@ fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
 /// With shards ranks give different amounts, as `--dry-run` and the tree say.
 #[test]
 fn partial_sums_are_given_as_planned() {
-    let words = "--data glyphs,rows=64,held-out=0 --hidden 1500 --batch-size 24 --steps 2 \
+    let words = "--data glyphs,rows=64,held-out=0 --hidden 500 --batch-size 24 --steps 2 \
                  --same-bits 12 --out OUT";
-    let parameters = 785 * 1500 + 1501 * 10;
+    let parameters = 785 * 500 + 501 * 10;
     crate::support::job::all_at_once([2, 3, 5], |ranks| {
         let folder = Folder::new("audit-shards");
         let dry = folder.started(ranks, &format!("{words} --dry-run")).run();

@@ -26,14 +26,10 @@ fn ranks_on_other_hosts_train_the_bits_of_one_host() {
 #[test]
 fn what_ranks_of_other_hosts_print_comes_out_here() {
     let folder = Folder::new("hosts-output");
-    let words = "bench allreduce --mb 0.001 --device cpu";
-    let ended = folder.started_on("--hosts far,off", "", words).run();
+    let words = format!("{QUICK} --dry-run");
+    let ended = folder.started_on("--hosts far,off", "", &words).run();
     ended.assert_well();
-    let line = ended.stdout.lines().next().expect("a line of JSON");
-    assert!(
-        line.starts_with('{') && line.contains("\"ranks\":2"),
-        "{ended}"
-    );
+    assert!(ended.stdout.contains("a rank sends at most "), "{ended}");
 }
 
 #[test]

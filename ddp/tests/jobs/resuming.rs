@@ -193,7 +193,7 @@ fn random_kills_lose_at_most_two_intervals_and_no_bits() {
                  --checkpoint-every 3 --threads 1 --out OUT";
     let expected = undisturbed(2, words, 240);
     // Each kill is drawn from its number.
-    let kills = ddp_testing::cases("kills at random moments", 200, 8);
+    let kills = ddp_testing::cases("kills at random moments", 200, 4);
     let mut folder = Folder::new("random");
     let (mut killed, mut early) = (0, 0);
     while killed < kills.len() {

@@ -64,11 +64,12 @@ fn ranks_on_one_host_and_on_several_train_to_the_same_bits() {
 
 #[test]
 fn with_same_bits_hosts_of_uneven_ranks_train_the_model_of_one_rank() {
-    for settings in [
+    let settings = [
         "--zero 1 --grad-clip 1",
         "--reduce-dtype bf16 --bucket-mb 0.01",
         "--bucket-mb 0.002",
-    ] {
+    ];
+    for settings in ddp_testing::cases_of("same bits on uneven hosts", settings, 1) {
         let words = format!("{QUICK} --same-bits 12 {settings}");
         let one = Folder::new("same-bits-one");
         one.alone(&words).run().assert_well();
