@@ -129,7 +129,7 @@ impl ColumnPlan {
         self.values.as_ref().map_or(1, Vec::len) + self.more.names().len()
     }
 
-    /// Which of its features are 1 where something is so, else 0.
+    /// Which of its features are 1 or 0: those of texts, and that a number is missing.
     pub(crate) fn are_flags(&self) -> impl Iterator<Item = bool> {
         let is_flag = |at| self.is_categorical() || self.more == MoreFeatures::Missing && at > 0;
         (0..self.width()).map(is_flag)
@@ -259,8 +259,8 @@ impl Normalization {
         Normalization::new(shift, scale)
     }
 
-    /// Leaves the deviation of these features as it is. A value in few rows has a small one, and
-    /// would become a feature larger than all others, which learns what is chance.
+    /// Only subtracts the mean of these features. Divided by its small deviation, a value of few
+    /// rows would be larger than all others, and the model would learn chance from it.
     pub(crate) fn only_centre(&mut self, are_so: impl Iterator<Item = bool>) {
         let all = self.scale.iter_mut().zip(are_so);
         all.filter(|(_, is_so)| *is_so)
