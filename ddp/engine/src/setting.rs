@@ -10,6 +10,6 @@ ddp_kernels::setting_names! {
     DEVICES_PER_RANK "devices-per-rank" SHARE_GPUS "share-gpus" SAME_BITS "same-bits" ZERO "zero"
     MICRO_BATCH "micro-batch" MEMORY "memory" RECOMPUTE "recompute" RECOMPUTE_PARTS "recompute-parts"
     RESUME "resume" OVERRIDE "override" INIT_FROM "init-from" LORA "lora" CONFIG "config" SAMPLE "sample" SAMPLE_HELD_OUT "sample-held-out" RANKS "ranks" MIN_RANKS "min-ranks"
-    PLAIN "plain" SCHEDULE_STEPS "schedule-steps" LINEAR_PATH "linear-path" CHECKPOINT_EVERY "checkpoint-every"
+    PLAIN "plain" SCHEDULE_STEPS "schedule-steps" LINEAR_PATH "linear-path" LINEAR_START "linear-start" CHECKPOINT_EVERY "checkpoint-every"
     TRACE "trace" EVAL_EVERY "eval-every" BEST "best" STOP_AFTER "stop-after" POSITION "position" NORM "norm" MLP "mlp" BIAS "bias"
 }

@@ -6,6 +6,7 @@ mod best;
 mod cells;
 mod classes;
 mod differences;
+mod linear;
 mod next_token;
 mod numbers;
 mod task;
@@ -19,6 +20,7 @@ pub use self::cells::cell;
 pub use self::classes::ClassWeights;
 pub(crate) use self::differences::numbers_figures;
 pub use self::differences::{ColumnErrors, mean_r2};
+pub(crate) use self::linear::LinearModels;
 pub use self::task::{
     Evaluation, LossOptions, PredictionOptions, Predictions, SaveAs, Task, Totals, figures_text,
 };

@@ -11,6 +11,7 @@ mod choices;
 mod division;
 mod fitting;
 mod folds;
+mod linear_start;
 mod matmuls;
 mod nonfinite;
 mod opening;

@@ -88,7 +88,7 @@ fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
 
 #[test]
 fn every_flag_of_training_arrives() {
-    let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --linear-path --plain --data glyphs,rows=100 --batch-size 64 \
+    let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --linear-path --linear-start 0.5 --plain --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --recompute-parts 3 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
                 --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --schedule-steps 9 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
@@ -133,6 +133,7 @@ fn every_flag_of_training_arrives() {
         weight_decay: Some(0.001),
         schedule: Schedule::Wsd,
         schedule_steps: Some(9),
+        linear_start: Some(0.5),
         warmup_steps: Some(0),
         grad_clip: Some(1.0),
         label_smoothing: 0.125,

@@ -123,6 +123,41 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
 }
 
 #[test]
+fn a_linear_start_without_steps_is_the_linear_model() {
+    let folder = with_table("chosen-start", 300);
+    // The penalty of the linear model beside the score.
+    let words = format!("{RUN} --val-split 0.2 --steps 0 --linear-start");
+    let ended = folder.alone(&format!("{words} 1")).run();
+    ended.assert_well();
+    let line = ended.stderr.lines().find(|it| it.contains("this model"));
+    let line = line.unwrap_or_else(|| panic!("{ended}"));
+    let score = |who: &str| {
+        line.split(who)
+            .nth(1)
+            .unwrap()
+            .trim_start()
+            .split(',')
+            .next()
+    };
+    assert_eq!(score("this model"), score("a linear model"), "{line}");
+    let alone = model_bytes(&folder.out(), 0);
+    let two = with_table("chosen-start-two", 300);
+    two.started(2, &format!("{words} 1")).run().assert_well();
+    assert!(model_bytes(&two.out(), 0) == alone);
+    let other = with_table("chosen-start-zero", 300);
+    let ended = other.alone(&format!("{words} 1 --linear-path false")).run();
+    assert_eq!(ended.exit_code(), Some(2), "{ended}");
+    let expected = "--linear-start 1: expected --linear-path true";
+    assert!(ended.stderr.contains(expected), "{ended}");
+    other.alone(&format!("{words} 0")).run().assert_well();
+    assert!(model_bytes(&other.out(), 0) != alone);
+    // Without the path there is no group of its parameters.
+    let plain = with_table("chosen-start-without", 300);
+    let words = format!("{RUN} --val-split 0.2 --steps 0 --linear-path false");
+    plain.alone(&words).run().assert_well();
+}
+
+#[test]
 fn a_larger_table_holds_rows_out_and_has_the_same_best_model_on_any_ranks() {
     let run = RUN.replace("--hidden 8", "--hidden 8 --lr 0.02");
     let alone = with_table("chosen-larger", 5200);

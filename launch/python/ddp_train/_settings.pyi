@@ -83,6 +83,9 @@ class Settings(TypedDict, total=False):
     """Learning rate schedule after the warm-up [default: cosine]"""
     schedule_steps: Value
     """Steps over which the schedule falls, if not over those of the run"""
+    linear_start: Value
+    """The linear path starts at ridge regression with this penalty, for classes at linear
+    discriminants; 0: at zero"""
     warmup_steps: Value
     """Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]"""
     weight_decay: Value

@@ -330,6 +330,9 @@ settings! {
     Run schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps over which the schedule falls, if not over those of the run
     Run schedule_steps "N": Option<u64> = None, Limits::Whole(1, EXACT_MAX);
+    /// The linear path starts at ridge regression with this penalty, for classes at linear
+    /// discriminants; 0: at zero
+    Run linear_start "PENALTY": Option<f64> = None, POSITIVE;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
     /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]

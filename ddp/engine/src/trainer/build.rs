@@ -15,12 +15,14 @@ use ddp_nn::optim::{Optimizer, check_groups};
 use ddp_nn::params::{Parameter, Params};
 
 use super::division::{eval_rows, rows_of_shard, sharing, step_options};
+use super::linear_start;
 use super::plan::Plan;
 use super::program::RunProgram;
 use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::elastic::run::RankRun;
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::initial;
 use crate::lora;
 use crate::model::data_shape;
@@ -133,8 +135,8 @@ pub(super) fn params(step: &Step) -> Vec<&Params> {
     step.params().collect()
 }
 
-/// Loads the values of `init_from`, if it is given, or of the adapters beside them. The handshake
-/// compares the values of all ranks.
+/// Loads the values of `init_from`, if it is given, or of the adapters beside them; else those of
+/// `linear_start`. The handshake compares the values of all ranks.
 pub(super) fn load_initial(
     options: &Config,
     world: &World,
@@ -142,7 +144,13 @@ pub(super) fn load_initial(
     data: &Data,
 ) -> Result<()> {
     let Some(path) = &options.init_from else {
-        return Ok(());
+        if options.linear_start.unwrap_or_default() == 0.0 {
+            return Ok(());
+        }
+        let start = exchange::broadcast(world, 0, || linear_start::of(options, &*data.train))?;
+        return start.map_or(Ok(()), |start| {
+            linear_start::set(options, &start, &params(&run.step))
+        });
     };
     check_tokenizer(path, data)?;
     let (parts, rank) = (params(&run.step), world.rank());

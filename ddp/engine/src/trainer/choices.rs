@@ -12,8 +12,8 @@ use crate::config::{Config, Length, as_flag};
 use crate::error::Result;
 use crate::metrics_log::OutOfFold;
 use crate::setting::{
-    BATCH_SIZE, EVAL_EVERY, FREEZE, GRAD_CLIP, GROUP, LINEAR_PATH, PLAIN, SCHEDULE_STEPS, STEPS,
-    STOP_AFTER, WARMUP_STEPS,
+    BATCH_SIZE, EVAL_EVERY, FREEZE, GRAD_CLIP, GROUP, LINEAR_PATH, LINEAR_START, PLAIN,
+    SCHEDULE_STEPS, STEPS, STOP_AFTER, WARMUP_STEPS,
 };
 
 /// Tables of more rows have larger batches.
@@ -30,7 +30,7 @@ const PATIENCE: u64 = 15;
 const CHECKPOINTS: u64 = 20;
 
 /// The defaults of version 0.8.
-fn of_plain() -> [(&'static str, Value); 10] {
+fn of_plain() -> [(&'static str, Value); 11] {
     [
         ("freeze", json!([])),
         ("group", json!([])),
@@ -42,6 +42,7 @@ fn of_plain() -> [(&'static str, Value); 10] {
         ("grad-clip", json!(0.0)),
         ("stop-after", json!(0)),
         ("linear-path", json!(false)),
+        ("linear-start", json!(0.0)),
     ]
 }
 
@@ -194,8 +195,9 @@ impl Choices {
         ];
         let mut said = Vec::new();
         for (setting, value) in chosen {
+            let has_path = self.options.model.value(LINEAR_PATH.0) == true;
             let is_other = setting == BATCH_SIZE && self.options.batch_tokens.is_some()
-                || setting == GROUP && self.options.peak_lr() == 0.0;
+                || setting == GROUP && (self.options.peak_lr() == 0.0 || !has_path);
             if !is_other && self.options.set_if_open(setting.0, &value) {
                 said.push(format!("{setting} {}", as_flag(&value)));
             }
@@ -239,6 +241,16 @@ impl Choices {
         Ok(())
     }
 
+    /// The penalty of a linear model that the linear path may start at.
+    fn linear_start(&self, data: &Data, world: &World) -> Result<Option<f64>> {
+        let options = &self.options;
+        let has_path = options.model.value(LINEAR_PATH.0) == true;
+        if !has_path || options.linear_start.is_some() || options.init_from.is_some() {
+            return Ok(None);
+        }
+        folds::penalty(options, data, world)
+    }
+
     fn length_of_folds(&mut self, data: &Data, world: &World, trains: bool) -> Result<()> {
         self.options
             .set_if_open("schedule-steps", &json!(folds::STEPS));
@@ -250,6 +262,22 @@ impl Choices {
             return Ok(());
         }
         let mut found = folds::find(&self.options, data, world)?;
+        if let Some(penalty) = self.linear_start(data, world)? {
+            let options = Config {
+                linear_start: Some(penalty),
+                ..self.options.clone()
+            };
+            let started = folds::find(&options, data, world)?;
+            let (at_zero, there) = (found.describe(), started.describe());
+            let is_better = started.loss <= found.loss;
+            let penalty = if is_better { penalty } else { 0.0 };
+            self.lines.push(format!(
+                "{LINEAR_START} {penalty}: where the linear model starts at its closed form {there}; at zero {at_zero}"
+            ));
+            if is_better {
+                (self.options, found) = (options, started);
+            }
+        }
         if let Some(linear) = linear_alone(&self.options) {
             let alone = folds::find(&linear, data, world)?;
             let (one, other) = (alone.describe(), found.describe());

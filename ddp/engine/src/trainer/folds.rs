@@ -16,6 +16,7 @@ use ddp_nn::params::Precision;
 use serde::{Deserialize, Serialize};
 
 use super::division::eval_rows;
+use super::linear_start;
 use crate::config::Config;
 use crate::error::Result;
 use crate::exchange;
@@ -23,7 +24,7 @@ use crate::metrics_log::OutOfFold;
 use crate::model::data_shape;
 use crate::reducer::ReducerOptions;
 use crate::step::{StageSpec, Step, StepOptions};
-use crate::tasks::{self, Baselines};
+use crate::tasks::{self, Baselines, LinearModels};
 
 /// The folds.
 pub(super) const FOLDS: u64 = 5;
@@ -43,6 +44,44 @@ struct Fold {
     others: Option<Baselines>,
     /// Of its labels, if these are one number.
     variance: Option<f64>,
+}
+
+/// The penalties among which folds choose one: the powers of √10 from a hundredth to a thousand.
+const PENALTIES: [f64; 11] = [
+    0.01,
+    0.031_622_776_601_683_79,
+    0.1,
+    0.316_227_766_016_837_94,
+    1.0,
+    3.162_277_660_168_379_5,
+    10.0,
+    31.622_776_601_683_793,
+    100.0,
+    316.227_766_016_837_96,
+    1000.0,
+];
+
+/// The penalty with which linear models have the least loss on rows that they were not fitted to;
+/// None if there is no such model. Rank 0 chooses.
+pub(super) fn penalty(options: &Config, data: &Data, world: &World) -> Result<Option<f64>> {
+    exchange::broadcast(world, 0, || {
+        let rows = Rows::of(data, options.seed)?;
+        let mut losses = [0.0; PENALTIES.len()];
+        for fold in 0..FOLDS {
+            let Some(models) = LinearModels::of(&*rows.part(fold, false))? else {
+                return Ok(None);
+            };
+            let fitted = PENALTIES.map(|penalty| models.fit(penalty));
+            let more = models.losses(&fitted, &*rows.part(fold, true))?;
+            let sums = losses.iter_mut().zip(more);
+            sums.for_each(|(sum, more)| *sum += more);
+        }
+        let all = PENALTIES.into_iter().zip(losses);
+        let least = all
+            .filter(|(_, loss)| loss.is_finite())
+            .min_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(least.map(|(penalty, _)| penalty))
+    })
 }
 
 /// Trains all folds. Ranks share them.
@@ -163,6 +202,9 @@ impl Rows {
         let (rows, cpu) = (held_out.rows(), [Device::Cpu; 2]);
         let others = tasks::beside(&train, &held_out)?;
         let mut step = self.step(options, data)?;
+        if let Some(start) = linear_start::of(options, &*train)? {
+            linear_start::set(options, &start, &step.params().collect::<Vec<_>>())?;
+        }
         // A batch that is not full is trained on, whatever the run does with it.
         let sampler = Sampler::new(train.rows(), options.batch_rows(), options.seed, false)?;
         let mut loader = Loader::new(Source::new(train, cpu), sampler, 0, 1, options.micro_batch)?;

@@ -1,8 +1,9 @@
 //! Constants and linear models, beside what scikit-learn's `Ridge` of standardized features says.
 
 use ddp_data::{InMemory, TensorSpec};
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::{DType, Device, Tensor};
 
+use super::super::linear::LinearModels;
 use super::*;
 
 /// The features and the number of a row: one feature is far from 0, one is the same everywhere.
@@ -47,6 +48,33 @@ fn numbers_are_predicted_as_by_ridge_regression() {
     let text =
         "R² on the held-out rows: this model 0.7500, a linear model 0.5982, their mean -0.001585";
     assert_eq!(found.text("on the held-out rows", Some(0.75)), text);
+}
+
+/// As of `LinearDiscriminantAnalysis(solver="lsqr")`, without the feature that is the same
+/// everywhere: −32.577396 is the sum of logarithms of probabilities.
+#[test]
+fn classes_have_the_probabilities_of_linear_discriminants() {
+    let models = LinearModels::of(&classes(0..60)).unwrap().unwrap();
+    let fitted = [models.fit(1e-6), models.fit(1e6)];
+    let losses = models.losses(&fitted, &classes(60..100)).unwrap();
+    assert!((losses[0] - 32.577_396).abs() < 1e-3, "{losses:?}");
+    // Of a model without weights: the parts of the classes.
+    let of_parts = 40.0 * 3f64.ln();
+    assert!((losses[1] - of_parts).abs() < 4.0, "{losses:?}");
+}
+
+#[test]
+fn a_layer_answers_as_its_linear_model_does() {
+    let models = LinearModels::of(&numbers(0..60)).unwrap().unwrap();
+    let model = models.fit(2.0).unwrap();
+    let [weight, bias] = model.layer();
+    for at in [0, 7, 61] {
+        let x = row(at).0;
+        let products = x.iter().zip(&weight).map(|(x, w)| x * w);
+        let answer = products.sum::<f32>() + bias[0];
+        // Sums of numbers of up to 2000 in f32.
+        assert!((answer - model.answer(&x)[0]).abs() < 1e-3);
+    }
 }
 
 #[test]
