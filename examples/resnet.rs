@@ -57,7 +57,7 @@ impl ResNet {
 impl Module for Trunk {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let (of, [channels, height, width]) = (&self.of, self.image);
-        let x = x.reshape(&[x.size(0), channels, height, width]);
+        let x = x.reshape(&[channels, height, width]);
         let mut x = of.conv(m, "stem", &x, of.channels, 1).relu();
         for stage in 0..3 {
             for block in 0..of.blocks {
@@ -67,8 +67,7 @@ impl Module for Trunk {
                 });
             }
         }
-        let (rows, columns) = (x.size(0), x.size(1));
-        x.mean(-1).mean(-2).reshape(&[rows, columns])
+        x.mean(-1).mean(-2).reshape(&[x.size(1)])
     }
 }
 

@@ -73,7 +73,7 @@ fn group_norm(m: &mut Scope<'_>, x: &Var) -> Var {
 
 /// A transformer by formulas alone, with narrow layers: a trace costs the same for wide ones.
 fn transformer(m: &mut Scope<'_>, x: &Var) -> Var {
-    let (rows, time, width, heads) = (x.size(0), x.size(1), x.size(2), 2);
+    let (time, width, heads) = (x.size(1), x.size(2), 2);
     let mut x = x.clone();
     for block in 0..12 {
         x = m.within(&format!("{block}"), |m| {
@@ -81,7 +81,7 @@ fn transformer(m: &mut Scope<'_>, x: &Var) -> Var {
             let all = m.linear("qkv", &normed, 3 * width);
             let parts = all.split(-1, &[width; 3]);
             let heads_of = |part: &Var| {
-                let part = part.reshape(&[rows, time, heads, width / heads]);
+                let part = part.reshape(&[time, heads, width / heads]);
                 part.permute(&[0, 2, 1, 3])
             };
             let [q, k, v] = [0, 1, 2].map(|at| heads_of(&parts[at]));
@@ -89,7 +89,7 @@ fn transformer(m: &mut Scope<'_>, x: &Var) -> Var {
             let future = m.indices(time).reshape(&[time, 1]).less(&m.indices(time));
             let weights = future.select(&x.number(-1e30), &scores).softmax(-1);
             let mixed = weights.matmul(&v).permute(&[0, 2, 1, 3]);
-            let x = &x + m.linear("project", &mixed.reshape(&[rows, time, width]), width);
+            let x = &x + m.linear("project", &mixed.reshape(&[time, width]), width);
             let normed = m.within("second", |m| layer_norm(m, &x));
             let hidden = m.linear("up", &normed, 4 * width).gelu();
             x + m.linear("down", &hidden, width)

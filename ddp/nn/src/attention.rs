@@ -141,11 +141,9 @@ impl Module for SelfAttention {
             let lengths = [heads, kv_heads, kv_heads].map(|heads| heads * head_size);
             let mut parts = qkv.split(-1, &lengths);
             for (name, part) in ["q_norm", "k_norm"].into_iter().zip(&mut parts) {
-                let shape = part.shape();
+                let shape = part.row_shape();
                 let rows = match over {
-                    NormOver::Head => {
-                        part.reshape(&[shape[0], time, shape[2] / head_size, head_size])
-                    }
+                    NormOver::Head => part.reshape(&[time, shape[1] / head_size, head_size]),
                     NormOver::Heads => part.clone(),
                 };
                 *part = m.layer(name, &rows, norm.clone()).reshape(&shape);

@@ -97,7 +97,7 @@ impl Module for Residual {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let inner = self.0.forward(m, x);
         if inner.shape() != x.shape() {
-            let expected = format!("an output of the input's shape {:?}", x.shape());
+            let expected = format!("rows of the input's shape {:?}", x.row_shape());
             let help = "end the inner layer with a linear one of as many outputs as inputs";
             return x.refuse("residual", &[&inner], &expected, help);
         }

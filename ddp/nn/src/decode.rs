@@ -246,7 +246,7 @@ mod tests {
 
     impl Module for Attends {
         fn forward(&self, m: &mut Scope<'_>, tokens: &Var) -> Var {
-            let (rows, time) = (tokens.size(0), tokens.size(1));
+            let time = tokens.size(1);
             let x = m.embedding("tokens", tokens, 5, 4);
             let mut x = x;
             match self {
@@ -264,13 +264,12 @@ mod tests {
                     for (index, mask) in masks.iter().enumerate() {
                         let qkv = m.linear(&format!("{index}.qkv"), &x, 12);
                         let parts = qkv.split(-1, &[4; 3]);
-                        let of_heads =
-                            |it: &Var| it.reshape(&[rows, time, 2, 2]).permute(&[0, 2, 1, 3]);
+                        let of_heads = |it: &Var| it.reshape(&[time, 2, 2]).permute(&[0, 2, 1, 3]);
                         let [q, k, v] = [0, 1, 2].map(|at| of_heads(&parts[at]));
                         let scores = q.matmul(&k.transpose(-1, -2)) / 2f64.sqrt();
                         let scores = mask(m, scores, time);
                         let mixed = scores.softmax(-1).matmul(&v).permute(&[0, 2, 1, 3]);
-                        let mixed = mixed.reshape(&[rows, time, 4]);
+                        let mixed = mixed.reshape(&[time, 4]);
                         x = &x + m.linear(&format!("{index}.out"), &mixed, 4);
                     }
                 }

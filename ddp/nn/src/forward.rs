@@ -1,7 +1,7 @@
 //! Modules: a model, or a part of one, is one function from inputs to outputs.
 //!
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
-//! of operations (`trace.rs`), in which rows of a batch stay apart (`batch.rs`, `row_counts.rs`).
+//! of operations (`trace.rs`), none of which touches the first axis: the rows of the batch.
 //! Its backward follows from one table of derivatives (`derivatives.rs`), and from both what runs
 //! (`plan.rs`, `emit.rs`), in which dtype (`kinds.rs`) and memory (`lifetimes.rs`): chains of
 //! elementwise operations in one pass over memory, and operations with kernels of their own
@@ -10,7 +10,6 @@
 //! (`parts.rs`).
 
 mod attended;
-mod batch;
 mod branches;
 mod convolution;
 mod custom;
@@ -29,7 +28,6 @@ mod normed;
 mod parts;
 mod plan;
 mod rope;
-mod row_counts;
 mod running;
 mod scope;
 mod shapes;
@@ -52,7 +50,6 @@ use crate::pass::Pass;
 use parts::Part;
 pub(crate) use parts::Piece;
 use plan::{Ends, PassPlan, PlanFor};
-use row_counts::{MORE, ROWS, RowReference};
 use running::Running;
 use scope::{DeclaredParameters, PassMode};
 use trace::{Kind, Op};
@@ -87,19 +84,10 @@ pub(crate) struct Traced {
     pub(crate) recomputed: usize,
     declared: RefCell<DeclaredParameters>,
     plans: RefCell<Vec<Planned>>,
-    /// What the next plan is compared with, if it is for such rows.
-    rows: RefCell<Option<FewRows>>,
     /// The shape of a row of the module's input.
     row_shape: Vec<usize>,
     /// Numbers and attention of such a row's forward, once tokens are decoded.
     of_whole: OnceCell<Vec<Op>>,
-}
-
-/// A forward for a few rows.
-struct FewRows {
-    mode: PassMode,
-    row_shape: Vec<usize>,
-    reference: RowReference,
 }
 
 /// Debug shows the module, and which part of it.
@@ -130,6 +118,9 @@ struct Planned {
 pub(crate) const COMBINES_TOKENS: &str = "combine tokens only by SelfAttention, m.attention or \
     written-out causal attention (docs/adding-a-model.md)";
 
+/// The rows of the trace that declares parameters. Not 1, which would be broadcast.
+const ROWS: usize = 2;
+
 /// How many plans are kept for training, and as many for all other modes.
 const PLANS_MAX: usize = 64;
 
@@ -147,14 +138,11 @@ impl Traced {
             recomputed: 0,
             declared: RefCell::default(),
             plans: RefCell::default(),
-            rows: RefCell::default(),
             row_shape: row_shape.to_vec(),
             of_whole: OnceCell::new(),
         };
-        let of_few = traced.rows_of(PassMode::Training, row_shape, Some(declarations))?;
-        let of = &of_few.reference;
-        let output = of.trace.nodes[of.output].shape[1..].to_vec();
-        traced.rows.replace(Some(of_few));
+        let [_, output] = traced.trace_rows(row_shape, Some(declarations))?;
+        let output = output.shape().split_off(1);
         Ok((traced, output))
     }
 
@@ -168,32 +156,29 @@ impl Traced {
         self.part.as_ref().is_none_or(Part::is_first)
     }
 
-    /// How many parts it has, of which one value alone goes to the next, just after it is built.
-    pub(crate) fn part_count(&self) -> usize {
-        let few = self.rows.borrow();
-        let few = &few.as_ref().expect("it has just been built").reference;
-        few.trace.firsts(few.output).len()
+    /// How many parts it has, of which one value alone goes to the next.
+    pub(crate) fn part_count(&self) -> Result<usize> {
+        let [_, y] = self.trace_rows(&self.row_shape, None)?;
+        let trace = y.trace.borrow();
+        Ok(trace.firsts(y.id).len())
     }
 
-    /// What it can be cut into, just after it is built. Where rows of tokens may be shorter, what
-    /// goes from one part to the next has an axis of tokens after the batch.
-    pub(crate) fn pieces(&self) -> Vec<Piece> {
-        let few = self.rows.borrow();
-        let few = few.as_ref().expect("it has just been built");
-        let pieces = |few: &FewRows, may_begin: &dyn Fn(&Piece) -> bool| {
-            let of = &few.reference;
-            of.trace.pieces(of.output, &|id| of.is_batch(id), may_begin)
-        };
+    /// What it can be cut into. Where rows of tokens may be shorter, what goes from one part to the
+    /// next has an axis of tokens after the rows.
+    pub(crate) fn pieces(&self) -> Result<Vec<Piece>> {
+        let pieces =
+            |y: &Var, may_begin: &dyn Fn(&Piece) -> bool| y.trace.borrow().pieces(y.id, may_begin);
         let takes_tokens = self.input_dtype() == Some(DType::I64);
-        let shorter = match few.row_shape[..] {
-            [time] if takes_tokens && time > 1 => self.rows_of(few.mode, &[time - 1], None).ok(),
+        let shorter = match self.row_shape[..] {
+            [time] if takes_tokens && time > 1 => self.trace_rows(&[time - 1], None).ok(),
             _ => None,
         };
-        let Some(shorter) = shorter.map(|shorter| pieces(&shorter, &|_| true)) else {
-            return pieces(few, &|_| true);
+        let [_, y] = self.trace_rows(&self.row_shape, None)?;
+        let Some(shorter) = shorter.map(|[_, shorter]| pieces(&shorter, &|_| true)) else {
+            return Ok(pieces(&y, &|_| true));
         };
-        pieces(few, &|piece| {
-            let time = few.row_shape[0];
+        Ok(pieces(&y, &|piece| {
+            let time = self.row_shape[0];
             let mut row = piece.row.clone();
             let has_time = row
                 .first_mut()
@@ -202,7 +187,7 @@ impl Traced {
                 && shorter
                     .iter()
                     .any(|it| it.is_same_cut(piece) && it.row == row)
-        })
+        }))
     }
 
     /// The part of these pieces of it, for rows of this shape, with what it declares.
@@ -220,7 +205,6 @@ impl Traced {
             recomputed: self.recomputed,
             declared: self.declared.clone(),
             plans: RefCell::default(),
-            rows: RefCell::default(),
             row_shape: self.row_shape.clone(),
             of_whole: OnceCell::new(),
         };
@@ -237,7 +221,11 @@ impl Traced {
         let trace = Rc::<RefCell<trace::Trace>>::default();
         let id = trace.borrow_mut().push(Op::Input, vec![], shape.to_vec());
         let dtype = self.module.input_dtype();
-        trace.borrow_mut().input_is_tokens = dtype.is_some_and(|it| !it.is_float());
+        {
+            let trace = &mut trace.borrow_mut();
+            trace.input_is_tokens = dtype.is_some_and(|it| !it.is_float());
+            (trace.hides_rows, trace.nodes[id].has_rows) = (true, true);
+        }
         let x = Var {
             trace: trace.clone(),
             id,
@@ -252,7 +240,7 @@ impl Traced {
             lora: None,
         };
         let y = self.module.forward(&mut scope, &x);
-        let output = y.shape();
+        x.trace.borrow_mut().hides_rows = false;
         let mut error = x.trace.borrow_mut().error.take();
         if error.is_none() {
             error = x.trace.borrow().codes_as_numbers();
@@ -260,33 +248,22 @@ impl Traced {
         if let Some(error) = error {
             return Err(Error::Usage(error));
         }
-        if output.first() != shape.first() {
+        let trace = x.trace.borrow();
+        if !trace.nodes[y.id].has_rows {
             let text = format!(
-                "output: expected the batch as its first axis, {:?}, got shape {output:?}; help: \
-                 reduce and reshape the other axes only",
-                shape[0]
+                "output: expected a value of each row, got {}, which is the same for all rows; \
+                 help: compute it from x",
+                trace.described(y.id)
             );
-            return Err(Error::Usage(x.trace.borrow().nodes[y.id].error(&text)));
+            return Err(Error::Usage(trace.nodes[y.id].error(&text)));
         }
+        drop(trace);
         Ok([x, y])
     }
 
-    /// A forward for a few rows of this shape, which does not mix them.
-    fn rows_of(
-        &self,
-        mode: PassMode,
-        row_shape: &[usize],
-        build: Option<&mut Declarations>,
-    ) -> Result<FewRows> {
-        let shape = |rows: usize| [&[rows], row_shape].concat();
-        let [_, few] = self.trace(&shape(ROWS), mode, build)?;
-        let [_, more] = self.trace(&shape(ROWS * MORE), mode, None)?;
-        let reference = RowReference::new([&few, &more], ROWS, ROWS).map_err(Error::Usage)?;
-        Ok(FewRows {
-            mode,
-            row_shape: row_shape.to_vec(),
-            reference,
-        })
+    /// Traces the training of a few rows of this shape.
+    fn trace_rows(&self, row: &[usize], build: Option<&mut Declarations>) -> Result<[Var; 2]> {
+        self.trace(&[&[ROWS], row].concat(), PassMode::Training, build)
     }
 
     /// Compares the forward of new tokens with that of a whole row. Their attention becomes that of
@@ -354,24 +331,6 @@ impl Traced {
         ))
     }
 
-    /// Refuses a forward that differs from that for a few rows in more than lengths along rows.
-    fn compare(&self, mode: PassMode, shape: &[usize], output: &Var) -> Result<()> {
-        if mode == PassMode::Decoding {
-            return self.decode_as_whole(output, shape.get(1).copied().unwrap_or(1));
-        }
-        let Some((&rows, row_shape)) = shape.split_first() else {
-            return Ok(());
-        };
-        let mut known = self.rows.borrow_mut();
-        let few = match known.take() {
-            Some(few) if few.mode == mode && few.row_shape == row_shape => few,
-            _ => self.rows_of(mode, row_shape, None)?,
-        };
-        let few = known.insert(few);
-        let differs = few.reference.difference(output, rows);
-        differs.map_or(Ok(()), |text| Err(Error::Usage(text)))
-    }
-
     /// The plan for `x`, made at its first use. Returns its place.
     fn planned(&self, pass: &mut Pass<'_>, like: &Tensor) -> Result<usize> {
         let (mode, shape) = (PassMode::of(pass), like.shape());
@@ -391,15 +350,15 @@ impl Traced {
         let of_module = of_module.as_deref().unwrap_or(shape);
         let [mut x, mut y] = self.trace(of_module, mode, None)?;
         let head = leaves_head.and_then(|by_position| y.head(by_position));
-        self.compare(mode, of_module, &y)?;
+        if mode == PassMode::Decoding {
+            self.decode_as_whole(&y, of_module.get(1).copied().unwrap_or(1))?;
+        }
         if mode == PassMode::Training && self.recomputed > 0 {
             let mut trace = x.trace.borrow_mut();
             trace.recompute(y.id, self.recomputed);
         }
         if let Some(part) = &self.part {
-            let rows = self.rows.borrow();
-            let rows = rows.as_ref().filter(|rows| rows.mode == mode);
-            [x, y] = part.of([&x, &y], shape, rows.map(|rows| &rows.reference))?;
+            [x, y] = part.of([&x, &y], shape)?;
         }
         let head = head.filter(|(output, ..)| *output == y.id);
         let (_, of_head, cap) = head.unwrap_or_default();

@@ -189,7 +189,7 @@ impl ModelSpec {
     pub fn part_count(&self, data: &DataShape<'_>) -> Result<usize> {
         let layers = Arc::new(self.layers(data)?);
         let traced = Traced::build(layers, &mut Declarations::new(), data.row_shape)?.0;
-        Ok(traced.part_count())
+        traced.part_count()
     }
 
     fn count(

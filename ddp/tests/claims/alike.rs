@@ -198,8 +198,31 @@ impl Module for Tally {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let total = m.buffer("total", &[1], Init::Constant(0.0));
         let adds = m.is_training();
-        let sum = x.sum(1).sum(0);
+        let sum = m.custom(Arc::new(SumOfBatch), &[x]);
         m.custom(Arc::new(Tally { adds }), &[x, &sum, &total])
+    }
+}
+
+/// The sum of all elements of a batch, (1).
+#[derive(Debug)]
+struct SumOfBatch;
+
+impl CustomOp for SumOfBatch {
+    fn shape(&self, _: &[Vec<usize>]) -> nn::Result<Vec<usize>> {
+        Ok(vec![1])
+    }
+
+    fn has_rows(&self) -> bool {
+        false
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> nn::Result<()> {
+        let row = x[0].reshape(&[1, x[0].count()])?;
+        Ok(ops::row_sum_into(&out.reshape(&[1, 1])?, &row)?)
+    }
+
+    fn backward(&self, _: &[&Tensor], _: [&Tensor; 2], dx: &[&Tensor]) -> nn::Result<()> {
+        Ok(ops::zero(dx[0])?)
     }
 }
 

@@ -33,58 +33,54 @@ fn gated(m: &mut Scope<'_>, x: &Var) -> Var {
 
 /// Softmax over the last axis and over another, and parameters that are broadcast over any axis.
 fn broadcast(m: &mut Scope<'_>, x: &Var) -> Var {
-    let own = x.shape();
-    let x = x.reshape(&[own[0], 4, own[1] / 4]);
-    let columns = weight(m, "columns", &[own[1] / 4]);
+    let own = x.size(1);
+    let x = x.reshape(&[4, own / 4]);
+    let columns = weight(m, "columns", &[own / 4]);
     let rows = weight(m, "rows", &[4, 1]);
     let scale = weight(m, "scale", &[1]);
     let scores = (&x * &rows + &columns).tanh() * scale;
     let mixed = scores.softmax(-1) * &x + scores.softmax(1) * x.sigmoid();
     let chosen = x.less(&columns).select(&mixed, &(&mixed * &rows));
-    (chosen / ((&x * &x).mean(-1) + 1.0).sqrt() + x.largest(1)).reshape(&own)
+    (chosen / ((&x * &x).mean(-1) + 1.0).sqrt() + x.largest(1)).reshape(&[own])
 }
 
 /// A small network of convolutions over images of 8 × 8.
 fn images(m: &mut Scope<'_>, x: &Var) -> Var {
-    let x = x.reshape(&[x.size(0), 1, 8, 8]);
+    let x = x.reshape(&[1, 8, 8]);
     let y = m.conv2d("first", &x, Convolution::new(4, 3).padding(1));
     let y = m.group_norm("norm", &y, 2).relu().max_pool2d(3, 2, 1);
     let second = Convolution::new(4, 3).stride(2).padding(1).groups(2);
     let y = m.conv2d("second", &y, second).silu().avg_pool2d(2, 1);
-    y.reshape(&[x.size(0), 4])
+    y.reshape(&[4])
 }
 
 /// Pools, windows, padding and a group norm without a matmul.
 fn views(m: &mut Scope<'_>, x: &Var) -> Var {
-    let x = x.reshape(&[x.size(0), 4, 4, 4]);
+    let x = x.reshape(&[4, 4, 4]);
     let y = m.group_norm("norm", &x, 2).max_pool2d(3, 1, 1);
     let y = y
         .pad(-1, 1, 0)
         .windows(-1, 2, 1)
         .sum(-1)
-        .reshape(&x.shape())
+        .reshape(&x.row_shape())
         * &x;
     let y = y.every(1, 2).avg_pool2d(2, 2);
-    y.reshape(&[x.size(0), 8])
+    y.reshape(&[8])
 }
 
 /// The row of a table that a row's largest element names, and elements that are gathered.
 fn chosen(m: &mut Scope<'_>, x: &Var) -> Var {
-    let own = x.shape();
+    let own = x.size(1);
     let places = x
         .equal(&x.largest(-1))
-        .select(&m.indices(own[1]), &x.number(1e6));
-    let table = weight(m, "table", &[own[1], 3]) * 2.0;
-    let named = table.rows(&places.smallest(-1)).reshape(&[own[0], 3]);
-    let x = (x * weight(m, "scale", &own[1..])).reshape(&[own[0], 3, own[1] / 3]);
+        .select(&m.indices(own), &x.number(1e6));
+    let table = weight(m, "table", &[own, 3]) * 2.0;
+    let named = table.rows(&places.smallest(-1)).reshape(&[3]);
+    let x = (x * weight(m, "scale", &[own])).reshape(&[3, own / 3]);
     let indices = m.numbers(&[1.0, 0.0, 0.0, 1.0], &[1, 2, 2]);
-    let elements = x
-        .slice(-1, 0..2)
-        .gather(1, &indices.expand(&[own[0], 2, 2]));
-    let rows = x.gather(1, &m.numbers(&[2.0, 2.0], &[1, 2]).expand(&[own[0], 2]));
-    named
-        + elements.sum(-1).sum(-2).reshape(&[own[0], 1])
-            * rows.mean(-1).mean(-2).reshape(&[own[0], 1])
+    let elements = x.slice(-1, 0..2).gather(1, &indices);
+    let rows = x.gather(1, &m.numbers(&[2.0, 2.0], &[1, 2]));
+    named + elements.sum(-1).sum(-2).reshape(&[1]) * rows.mean(-1).mean(-2).reshape(&[1])
 }
 
 const FORMULAS: [(&str, Of, usize); 4] = [

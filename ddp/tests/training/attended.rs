@@ -30,7 +30,6 @@ fn rows_and_columns(m: &mut Scope<'_>) -> [Var; 2] {
 }
 
 fn attention(m: &mut Scope<'_>, x: &Var, way: Way, is_plain: bool) -> Var {
-    let rows = x.size(0);
     let parts = if way.is_split {
         m.linear("qkv", x, 3 * WIDTH).split(-1, &[WIDTH; 3])
     } else {
@@ -39,7 +38,7 @@ fn attention(m: &mut Scope<'_>, x: &Var, way: Way, is_plain: bool) -> Var {
             .to_vec()
     };
     let of_heads = |part: &Var| {
-        let heads = part.reshape(&[rows, TIME, HEADS, WIDTH / HEADS]);
+        let heads = part.reshape(&[TIME, HEADS, WIDTH / HEADS]);
         heads.permute(&[0, 2, 1, 3])
     };
     let [q, k, v] = [0, 1, 2].map(|at| of_heads(&parts[at]));
@@ -48,7 +47,7 @@ fn attention(m: &mut Scope<'_>, x: &Var, way: Way, is_plain: bool) -> Var {
     // Something in between, so that it is what is written.
     let weights = if is_plain { weights * 1.0 } else { weights };
     let mixed = weights.matmul(&v).permute(&[0, 2, 1, 3]);
-    m.linear("out", &mixed.reshape(&[rows, TIME, WIDTH]), WIDTH)
+    m.linear("out", &mixed.reshape(&[TIME, WIDTH]), WIDTH)
 }
 
 /// The output, the gradients of the input and of parameters, and the bytes of activations.

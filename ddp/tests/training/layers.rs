@@ -152,8 +152,8 @@ pub(crate) struct Apart<L>(pub(crate) L);
 impl<L: Module> Module for Apart<L> {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let apart = |x: &Var| {
-            x.reshape(&[&x.shape()[..], &[1]].concat())
-                .reshape(&x.shape())
+            x.reshape(&[&x.row_shape()[..], &[1]].concat())
+                .reshape(&x.row_shape())
         };
         let y = self.0.forward(m, &apart(x));
         apart(&y)

@@ -1,14 +1,14 @@
-//! Claims about the rows of a batch: a result for a row depends on that row alone. Ranks, shards
-//! and micro-batches divide the batch.
+//! Claims about the rows of a batch: a formula computes each row by itself. No operation touches
+//! the first axis, so that ranks, shards and micro-batches may divide the batch.
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ddp::models::Model;
-use ddp::nn::{Convolution, CustomOp, Formula, Init, Result, Scope, Sequential, Var};
-use ddp_kernels::{DType, Device, Tensor};
+use ddp::nn::{Convolution, CustomOp, Embedding, Formula, Init, Module, Result};
+use ddp::nn::{Scope, SelfAttention, Sequential, Var};
+use ddp_kernels::{DType, Device, Random, Tensor};
 
+use crate::golden_formulas::CASES;
 use crate::support::pass::in_pass;
 
 /// An output for `x`.
@@ -18,473 +18,317 @@ fn weight(m: &mut Scope<'_>, name: &str, shape: &[usize]) -> Var {
     m.parameter(name, shape, Init::Normal { deviation: 1.0 })
 }
 
-/// The error of a module of this formula for rows of this shape.
-fn built(formula: Of, row: &[usize]) -> Result<(), String> {
+/// The error of a module of this formula for rows (4, 6).
+fn refusal(formula: Of) -> String {
     let layers = Sequential::new().then(Formula(formula));
-    let built = layers.build(row, Device::Cpu, ddp_kernels::Seed(1));
-    built.map(drop).map_err(|error| error.to_string())
+    let built = layers.build(&[4, 6], Device::Cpu, ddp_kernels::Seed(1));
+    built.unwrap_err().to_string()
 }
 
-/// Ranks and micro-batches divide the batch, so these results depended on how many there are.
 #[test]
-fn what_mixes_the_rows_of_a_batch_is_refused_with_its_line() {
+fn no_operation_touches_the_rows() {
     let line = line!() + 1;
-    let text = built(|_, x| x - x.mean(0), &[4]).unwrap_err();
+    let text = refusal(|_, x| x - x.mean(0));
     let expected = format!(
-        "0 ({}:{line}): mean: expected a result for each row that does not depend on other rows",
+        "0 ({}:{line}): mean: expected an axis within a row, not axis 0, the rows of the batch, got \
+         x [rows, 4, 6]; help: a formula computes each row by itself; ",
         file!()
     );
     assert!(text.starts_with(&expected), "{text}");
-    assert!(text.contains("got x [2, 4]; help: "), "{text}");
-    let mixed: [(&str, Of); 20] = [
-        ("sum", |_, x| x * x.sum(0)),
+    let along: [(&str, Of); 17] = [
+        ("sum", |_, x| x.sum(0)),
+        ("sum", |_, x| x.sum(-3)),
+        ("largest", |_, x| x.largest(0)),
+        ("smallest", |_, x| x.smallest(0)),
         ("softmax", |_, x| x.softmax(0)),
         ("log_softmax", |_, x| x.log_softmax(-3)),
-        ("smallest", |_, x| x - x.smallest(0)),
-        ("largest", |_, x| x - x.largest(0).tanh()),
-        // The batch is within another axis, or was moved.
-        ("sum", |_, x| {
-            let rows = x.reshape(&[x.size(0) * 4, 6]);
-            (&rows - rows.sum(0)).reshape(&x.shape())
+        ("slice", |_, x| x.slice(0, 0..1)),
+        ("every", |_, x| x.every(0, 2)),
+        ("windows", |_, x| x.windows(0, 1, 1)),
+        ("pad", |_, x| x.pad(0, 1, 0)),
+        ("split", |_, x| x.split(0, &[1, 1]).remove(0)),
+        ("concatenate", |_, x| Var::concatenate(&[x, x], 0)),
+        ("concatenate", |m, x| {
+            Var::concatenate(&[&weight(m, "w", &[1, 4, 6]), x], 0)
         }),
-        ("softmax", |_, x| {
-            x.transpose(0, 2).softmax(2).transpose(0, 2)
-        }),
-        ("sum", |m, x| {
-            let other = x.permute(&[1, 0, 2]) * weight(m, "w", &[6]);
-            let all = other.reshape(&[2, 2, x.size(0) * 6]);
-            x + all.sum(2).reshape(&[4, 1])
-        }),
-        ("mean", |_, x| {
-            let both = Var::concatenate(&[x, &x.exp()], 0);
-            let pairs = both.reshape(&[x.size(0) * 8, 6]);
-            x - pairs.mean(0)
-        }),
-        ("matmul", |_, x| {
-            let rows = x.reshape(&[x.size(0), 24]);
-            rows.matmul(&rows.transpose(0, 1).matmul(&rows))
-                .reshape(&x.shape())
-        }),
-        ("slice", |_, x| x + x.slice(0, 0..1)),
-        // Of the row before, and of the first half of the rows.
-        ("slice", |_, x| x - x.pad(0, 1, 0).slice(0, 0..x.size(0))),
-        ("slice", |_, x| {
-            let twice = Var::concatenate(&[x, x], 0);
-            x - twice.slice(0, 1..x.size(0) + 1)
-        }),
-        ("slice", |_, x| {
-            let rows = x.reshape(&[x.size(0) * 4, 6]);
-            rows.slice(0, 0..x.size(0) * 2).reshape(&[x.size(0), 2, 6])
-        }),
-        // Numbers of which each has all rows, where each row has all.
-        ("add", |m, x| {
-            let (rows, count) = (x.size(0), 4 * x.size(0));
-            let numbers: Vec<f64> = (0..count).map(|it| (it / rows) as f64).collect();
-            let numbers = m.numbers(&numbers, &[count, 1]);
-            (x.reshape(&[count, 6]) + numbers).reshape(&x.shape())
-        }),
-        // Reshaped where the axes should have been exchanged.
-        ("reshape", |_, x| x.transpose(0, 1).reshape(&x.shape())),
-        ("add", |_, x| {
-            let rows = x.reshape(&[x.size(0) * 4, 6]);
-            let others = x.transpose(0, 1).reshape(&[x.size(0) * 4, 6]);
-            (rows + others).reshape(&x.shape())
-        }),
-        ("window", |_, x| {
-            let next = x.pad(0, 0, 1).windows(0, 2, 1).largest(-1);
-            x + next.reshape(&x.shape())
-        }),
-        ("dropout", |m, x| {
-            m.dropout("d", &x.transpose(0, 1), 0.5).transpose(0, 1)
-        }),
-        ("unfold", |m, x| {
-            let image = x.transpose(0, 1).reshape(&[4, 1, x.size(0), 6]);
-            let y = m.conv2d("c", &image, Convolution::new(1, 1));
-            y.reshape(&[4, x.size(0), 6]).transpose(0, 1)
-        }),
+        ("gather", |m, x| x.gather(0, &m.indices(1))),
+        ("transpose", |_, x| x.transpose(0, 1)),
+        ("max_pool2d", |_, x| x.reshape(&[24]).max_pool2d(1, 1, 0)),
+        ("avg_pool2d", |_, x| x.reshape(&[24]).avg_pool2d(1, 1)),
     ];
-    for (name, formula) in mixed {
-        let text = built(formula, &[4, 6]).unwrap_err();
-        let expected = format!(": {name}: expected a result for each row that does not depend");
-        assert!(text.contains(&expected), "{name}: {text}");
+    for (name, formula) in along {
+        let text = refusal(formula);
+        let is_said = text.contains(&format!(": {name}: expected an axis within a row"));
+        assert!(is_said && text.contains(file!()), "{name}: {text}");
     }
-    // More than shapes depends on how many rows there are.
-}
-
-/// More than shapes depends on how many rows there are.
-#[test]
-fn what_depends_on_the_number_of_rows_is_refused_with_its_line() {
-    let counted: [(&str, Of); 4] = [
+    let others: [(&str, Of); 14] = [
         (
-            "got 0.5 for 2 rows, which differs from 0.07142857142857142 for 14; help: ",
-            |_, x| x * (1.0 / x.size(0) as f64),
+            "permute: expected the rows to stay the first axis",
+            |_, x| x.permute(&[1, 0, 2]),
         ),
-        (
-            "numbers [3] for 2 rows, which differs from numbers [3] for 14",
-            |m, x| x + m.numbers(&[x.size(0) as f64; 3], &[3]).sum(0),
-        ),
-        ("exp [2, 4, 6] of ", |_, x| {
-            if x.size(0) > 2 { x.tanh() } else { x.exp() }
+        ("add: expected the rows to be the first axis", |_, x| {
+            x + x.sum(-1).reshape(&[4])
         }),
-        ("which differs from exp [14, 4, 6] of ", |_, x| {
-            if x.size(0) > 2 {
-                x.tanh().exp()
-            } else {
-                x.tanh()
-            }
+        // As long as the batch of two rows for which a model is traced first.
+        ("mul: expected the rows to be the first axis", |m, x| {
+            x * weight(m, "w", &[2, 1, 1])
         }),
-    ];
-    for (expected, formula) in counted {
-        let text = built(formula, &[4, 6]).unwrap_err();
-        let begins = "expected the same operations and numbers for any number of rows";
-        let is_here = text.starts_with(&format!("0 ({}:", file!()));
-        let is_said = text.contains(begins) && text.contains(expected);
-        assert!(is_here && is_said, "{expected}: {text}");
-    }
-}
-
-#[test]
-fn what_keeps_rows_apart_is_built() {
-    let apart: [Of; 15] = [
-        // Of time first; of the rows of each number; of flat tokens; NaN.
-        |m, x| {
-            let steps: Vec<f64> = (0..4).flat_map(|it| vec![it as f64; x.size(0)]).collect();
-            let steps = m.numbers(&steps, &[4, x.size(0), 1]);
-            (x.transpose(0, 1) + steps).transpose(0, 1)
-        },
-        |m, x| {
-            let slopes: Vec<f64> = (0..2).flat_map(|it| vec![it as f64; x.size(0)]).collect();
-            let slopes = m.numbers(&slopes, &[2, x.size(0), 1, 1]).sum(0);
-            (x * slopes).reshape(&x.shape())
-        },
-        |m, x| {
-            let places = m.numbers(&[0.0, 1.0, 2.0, 3.0].repeat(x.size(0)), &[x.size(0) * 4, 1]);
-            (x.reshape(&[x.size(0) * 4, 6]) + places).reshape(&x.shape())
-        },
-        |m, x| x + m.numbers(&[0.0, f64::NAN, 0.0, 0.0, 0.0, 0.0], &[6]),
-        // The same numbers for each row.
-        |m, x| {
-            x + m
-                .numbers(&[1.0, 2.0].repeat(x.size(0)), &[x.size(0), 2, 1])
-                .sum(1)
-                .reshape(&[x.size(0), 1, 1])
-        },
-        |_, x| x.reshape(&[x.size(0) * 4, 6]).every(0, 4).softmax(-1),
-        |m, x| x * weight(m, "w", &[3, 4, 6]).softmax(0).sum(0),
-        |_, x| {
-            let patches = x.reshape(&[x.size(0) * 4, 6]).softmax(-1);
-            let rows = patches.reshape(&x.shape());
-            rows.mean(1) * x
-        },
-        |_, x| x.transpose(0, 1).softmax(0).transpose(0, 1),
-        |_, x| {
-            let both = Var::concatenate(&[x, &x.exp()], 0);
-            let pairs = both.softmax(-1).reshape(&[2, x.size(0), 24]).mean(0);
-            x * pairs.reshape(&x.shape())
-        },
-        |_, x| {
-            let rows = x.size(0);
-            let both = Var::concatenate(&[x, &x.exp()], 0).softmax(1);
-            both.slice(0, 0..rows) * both.slice(0, rows..2 * rows).sum(1)
-        },
-        |m, x| {
-            m.linear("l", &x.reshape(&[x.size(0) * 4, 6]), 6)
-                .reshape(&x.shape())
-        },
-        |m, x| {
-            let image = x.reshape(&[x.size(0), 1, 4, 6]);
-            let y = m.conv2d("c", &image, Convolution::new(2, 3).padding(1));
-            m.group_norm("n", &y.max_pool2d(2, 2, 0), 1)
-                .mean(-1)
-                .mean(1)
-        },
-        |_, x| x.matmul(&x.transpose(1, 2)).matmul(x),
-        |m, x| {
-            let b = x.size(0);
-            let heads = x
-                .reshape(&[b, 4, 2, 3])
-                .permute(&[0, 2, 1, 3])
-                .reshape(&[b * 2, 4, 3]);
-            let mixed = heads
-                .matmul(&heads.transpose(1, 2))
-                .softmax(-1)
-                .matmul(&heads);
-            let back = mixed
-                .reshape(&[b, 2, 4, 3])
-                .permute(&[0, 2, 1, 3])
-                .reshape(&[b, 4, 6]);
-            m.dropout("d", &back, 0.5)
-        },
-    ];
-    for (at, formula) in apart.into_iter().enumerate() {
-        built(formula, &[4, 6]).unwrap_or_else(|text| panic!("{at}: {text}"));
-    }
-}
-
-#[test]
-fn a_parameter_that_depends_on_the_batch_is_refused() {
-    let layers = Sequential::new().then(Formula(|m: &mut Scope<'_>, x: &Var| {
-        x * m.parameter("w", &[x.size(0), 1], Init::Constant(1.0))
-    }));
-    let built = layers.build(&[3], Device::Cpu, ddp_kernels::Seed(1));
-    let text = built.unwrap_err().to_string();
-    let expected = "parameter 0.w: expected shape [2, 1], as in the first trace, got [14, 1]";
-    assert!(text.contains(expected), "{text}");
-}
-
-/// Something is there once for each row, and does not follow from the row.
-#[test]
-fn entries_for_each_row_are_of_the_row() {
-    let entries: [(&str, Of); 8] = [
-        ("numbers", |m, x| {
-            let rows = x.size(0);
-            let odd: Vec<f64> = (0..2 * rows).map(|it| (it % rows % 2) as f64).collect();
-            let odd = m.numbers(&odd, &[2, rows]).transpose(0, 1).sum(1);
-            x * odd.reshape(&[rows, 1, 1])
+        ("mul: expected the rows to be the first axis", |m, x| {
+            x * weight(m, "w", &[1, 1, 4, 6])
         }),
-        ("numbers", |m, x| {
-            x + m.indices(x.size(0)).reshape(&[x.size(0), 1, 1])
+        ("concatenate: expected the rows to be", |m, x| {
+            Var::concatenate(&[x, &weight(m, "w", &[2, 4, 6])], 1)
         }),
-        ("slice", |m, x| {
-            x + weight(m, "places", &[64, 1, 6]).slice(0, 0..x.size(0))
+        ("gather: expected the rows to be", |m, x| {
+            x.gather(1, &m.numbers(&[0.0; 4], &[2, 2]))
         }),
-        ("slice", |m, x| {
-            let count = m.indices(64).slice(0, 0..x.size(0)).sum(0);
-            x * count
+        ("gather: expected indices of the same shape", |m, x| {
+            x + weight(m, "w", &[4, 6]).gather(1, &x.number(0.0)).sum(0)
         }),
-        ("slice", |m, x| {
-            let queue = m.buffer("queue", &[64, 4, 6], Init::Constant(1.0));
-            x + queue.slice(0, x.size(0)..64).mean(0)
+        ("rows: expected a table that is the same", |m, x| {
+            x.rows(&m.indices(2))
         }),
-        ("slice", |m, x| {
-            let w = weight(m, "w", &[64, 6]).slice(0, 0..x.size(0));
-            x + x.linear(&w, None).sum(-1).reshape(&[x.size(0), 4, 1])
+        ("matmul: expected the rows to be", |m, x| {
+            weight(m, "w", &[5, 2]).matmul(&x.reshape(&[24]))
         }),
-        ("reshape", |_, x| {
-            let rows = x.reshape(&[24, x.size(0)]).sum(1);
-            rows.reshape(&[x.size(0), 24 / x.size(0)])
+        ("matmul: expected the rows to be", |m, x| {
+            x.reshape(&[24]).matmul(&weight(m, "w", &[2, 24, 3]))
         }),
-        ("slice", |_, x| {
-            let half = x.number(1.0).expand(&[x.size(0), 1, 1]);
-            x * half
-                .pad(0, 0, x.size(0))
-                .slice(0, x.size(0) / 2..x.size(0) * 3 / 2)
+        ("linear: expected (…, inputs), a weight", |_, x| {
+            x.reshape(&[24]).linear(&x.reshape(&[24]), None)
         }),
-    ];
-    for (name, formula) in entries {
-        let text = built(formula, &[4, 6]).unwrap_err();
-        assert!(text.starts_with(&format!("0 ({}:", file!())), "{text}");
-        let is_named = text.contains(&format!(": {name}: expected "));
-        assert!(is_named, "{name}: {text}");
-    }
-    // Counted by a sum over what is alike for all rows.
-    let counted: [(&str, Of); 5] = [
-        ("sum", |_, x| {
-            x / x.number(1.0).expand(&[x.size(0), 1, 1]).sum(0)
+        ("convolution: expected a weight that is the same", |_, x| {
+            let image = x.reshape(&[2, 12]);
+            image.convolve(&x.reshape(&[2, 12]), Convolution::new(2, 12))
         }),
-        ("sum", |m, x| {
-            x / m.numbers(&vec![1.0; x.size(0)], &[x.size(0), 1]).sum(0)
+        ("gated: expected an even last axis", |_, x| {
+            x.sum(-1).sum(-2).reshape(&[]).gated(ddp::nn::Gate::Swiglu)
         }),
-        ("softmax", |m, x| {
-            x * weight(m, "w", &[1, 6])
-                .expand(&[x.size(0), 6])
-                .softmax(0)
-                .slice(0, 0..1)
-        }),
-        ("matmul", |_, x| {
-            let ones = x.number(1.0).expand(&[1, x.size(0)]);
-            x * ones.matmul(&ones.transpose(0, 1))
-        }),
-        ("window", |_, x| {
-            let (rows, ones) = (x.size(0), x.number(1.0).expand(&[x.size(0)]));
-            let numbers = ones.pad(0, rows - 1, 0).windows(0, rows, 1).sum(-1);
-            x * numbers.reshape(&[rows, 1, 1])
-        }),
-    ];
-    for (name, formula) in counted {
-        let text = built(formula, &[4, 6]).unwrap_err();
-        let expected = format!(": {name}: expected a result for each row that does not depend");
-        assert!(text.contains(&expected), "{name}: {text}");
-    }
-}
-
-/// Multiplies by a number.
-#[derive(Debug)]
-struct Times(f64);
-
-impl CustomOp for Times {
-    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
-        Ok(inputs[0].clone())
-    }
-
-    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
-        Ok(ddp_kernels::ops::scale_into(out, x[0], self.0)?)
-    }
-
-    fn backward(&self, _: &[&Tensor], of: [&Tensor; 2], dx: &[&Tensor]) -> Result<()> {
-        Ok(ddp_kernels::ops::scale_into(dx[0], of[1], self.0)?)
-    }
-}
-
-/// Counts how often it is shown.
-#[derive(Default)]
-struct Counted(AtomicUsize);
-
-impl fmt::Debug for Counted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Counted {}", self.0.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl CustomOp for Counted {
-    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
-        Times(1.0).shape(inputs)
-    }
-
-    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
-        Times(1.0).forward(x, out)
-    }
-
-    fn backward(&self, x: &[&Tensor], of: [&Tensor; 2], dx: &[&Tensor]) -> Result<()> {
-        Times(1.0).backward(x, of, dx)
-    }
-}
-
-/// Another rank may run an operation that both share while this one builds its model. A mutex that
-/// another thread holds shows itself as locked.
-#[test]
-fn what_a_custom_operation_holds_may_change_at_any_time() {
-    let shared = Arc::new(Counted::default());
-    let forward = move |m: &mut Scope<'_>, x: &Var| m.custom(shared.clone(), &[x]);
-    let layers = Sequential::new().then(Formula(forward));
-    layers
-        .build(&[4], Device::Cpu, ddp_kernels::Seed(1))
-        .unwrap();
-}
-
-/// Operations with other settings, inputs or results for another number of rows.
-#[test]
-fn operations_are_the_same_for_any_number_of_rows() {
-    let others: [(&str, Of); 10] = [
-        (
-            "got Dropout(0, 0.5) [2, 4, 6] of x for 2 rows, which",
-            |m, x| m.dropout("drop", x, 1.0 / x.size(0) as f64),
-        ),
-        ("Times(2.0)", |m, x| {
-            let other: Arc<dyn CustomOp> = match x.size(0) {
-                2 => Arc::new(Counted::default()),
-                _ => Arc::new(Times(2.0)),
-            };
-            m.custom(other, &[x])
-        }),
-        ("got relu [2, 4, 3]", |m, x| {
-            let y = m.linear("l", x, 3);
-            if x.size(0) > 2 { y.gelu() } else { y.relu() }
-        }),
-        ("Slice", |_, x| {
-            let start = usize::from(x.size(0) > 2);
-            x.slice(1, start..start + 3)
-        }),
-        ("Join", |_, x| {
-            let before = usize::from(x.size(0) > 2);
-            x.pad(1, before, 1 - before)
-        }),
-        ("Permute", |_, x| {
-            let y = x.slice(1, 0..3).slice(2, 0..3);
-            let axes = if x.size(0) > 2 { [0, 1, 2] } else { [0, 2, 1] };
-            &y + y.permute(&axes)
-        }),
-        ("Apply(Sub)", |_, x| {
-            let y = x.exp();
-            if x.size(0) > 2 { x - &y } else { y - x }
-        }),
-        ("of exp, x for 2 rows, which differs from Join", |_, x| {
-            let y = x.exp();
-            let both = if x.size(0) > 2 { [x, &y] } else { [&y, x] };
-            Var::concatenate(&both, 1)
-        }),
-        ("0.v", |m, x| {
-            let (v, w) = (weight(m, "v", &[6]), weight(m, "w", &[6]));
-            x * if x.size(0) > 2 { v } else { w }
-        }),
-        ("exp", |_, x| {
-            let (y, z) = (x.exp(), x.tanh());
-            if x.size(0) > 2 { y } else { z }
+        ("dropout: expected a value with rows", |m, x| {
+            let w = weight(m, "w", &[2, 4, 6]);
+            x + m.dropout("d", &w, 0.5).sum(0)
         }),
     ];
     for (expected, formula) in others {
-        let text = built(formula, &[4, 6]).unwrap_err();
-        let begins = "expected the same operations and numbers for any number of rows";
-        assert!(
-            text.contains(begins) && text.contains(expected),
-            "{expected}: {text}"
-        );
+        let text = refusal(formula);
+        assert!(text.contains(expected) && text.contains(file!()), "{text}");
     }
 }
 
-/// The output for so many rows, in training or not.
-fn tried(formula: Of, rows: usize, training: bool) -> Result<Tensor> {
-    let layers = Sequential::new().then(Formula(formula));
-    let model = Model::new(
-        Box::new(layers),
-        &[4, 6],
-        DType::F32,
-        Device::Cpu,
-        1,
-        &|_| false,
-    );
-    let model = model.unwrap();
-    let x = Tensor::zeros(&[rows, 4, 6], DType::F32, Device::Cpu).unwrap();
-    in_pass(&model, training, |mut pass| model.forward(&mut pass, &x))
-}
-
-/// A model is built for a few rows. It runs for others, and in evaluation.
+/// How formulas were written while the number of rows was known.
 #[test]
-fn forwards_of_other_batches_and_of_evaluation_are_compared_too() {
-    let only_many: Of = |_, x| x / if x.size(0) == 8 { 8.0 } else { 4.0 };
-    tried(only_many, 4, true).unwrap();
-    let text = tried(only_many, 8, true).unwrap_err().to_string();
-    assert!(
-        text.contains("got 4 for 2 rows, which differs from 8 for 8; "),
-        "{text}"
-    );
-    let numbers: Of = |m, x| {
-        let number = if x.size(0) == 8 { 8.0 } else { 4.0 };
-        x + m.numbers(&vec![number; x.size(0)], &[x.size(0), 1, 1])
-    };
-    tried(numbers, 4, true).unwrap();
-    assert!(tried(numbers, 8, true).is_err());
-    let lengths: Of = |_, x| {
-        let few = if x.size(0) == 8 { 7 } else { x.size(0) };
-        Var::concatenate(&[&x.slice(0, 0..few), x], 0).slice(0, 0..x.size(0))
-    };
-    tried(lengths, 4, true).unwrap();
-    assert!(tried(lengths, 8, true).is_err());
-    let only_one: Of = |_, x| if x.size(0) == 1 { x.exp() } else { x.tanh() };
-    tried(only_one, 2, true).unwrap();
-    assert!(tried(only_one, 1, true).is_err());
-    let in_evaluation: Of = |m, x| {
-        if m.is_training() {
-            x.exp()
-        } else {
-            x / x.size(0) as f64
-        }
-    };
-    tried(in_evaluation, 4, true).unwrap();
-    let text = tried(in_evaluation, 4, false).unwrap_err().to_string();
-    assert!(
-        text.contains("got 2 for 2 rows, which differs from 14 for 14; "),
-        "{text}"
-    );
-    // One row is repeated by doing nothing.
-    let repeats: Of = |m, x| {
-        let zeros = x.number(0.0).expand(&[x.size(0), 4, 6]);
-        let token = weight(m, "token", &[1, 1, 6]).expand(&[x.size(0), 1, 6]);
-        Var::concatenate(&[&(x + zeros), &token], 1)
-    };
-    for (rows, training) in [(1, true), (1, false), (3, true), (0, true)] {
-        tried(repeats, rows, training).unwrap();
+fn what_names_the_number_of_rows_is_refused_with_its_line() {
+    let old: [(&str, Of); 6] = [
+        ("size: expected an axis within a row", |_, x| {
+            x.reshape(&[x.size(0), 24])
+        }),
+        ("reshape and expand take the lengths of a row", |_, x| {
+            x * (1.0 / x.size(0) as f64)
+        }),
+        ("size: expected an axis within a row", |_, x| {
+            x + x.number(1.0).expand(&[x.size(0), 4, 6])
+        }),
+        (
+            "reshape: expected as many elements as [8, 6] has",
+            |_, x| x.reshape(&[8, 6]).softmax(-1),
+        ),
+        ("give the lengths of a row, without the number", |_, x| {
+            x.reshape(&[2, 24])
+        }),
+        ("expand: expected lengths of [2, 4, 6], or 1", |_, x| {
+            x.expand(&[2, 4, 6])
+        }),
+    ];
+    for (expected, formula) in old {
+        let text = refusal(formula);
+        let begins = text.starts_with(&format!("0 ({}:", file!()));
+        assert!(begins && text.contains(expected), "{text}");
     }
+    // Axes are counted as before.
+    let same: Of = |_, x| x.slice(1, 1..3).mean(1);
+    assert_eq!(tried(same, &rows(2, &[4, 6])).shape()[..], [2, 1, 6]);
+    let text = refusal(|m, _| weight(m, "w", &[2, 6]));
+    assert!(
+        text.contains("w [2, 6], which is the same for all rows"),
+        "{text}"
+    );
+}
+
+/// So many random rows of this shape; the first ones do not depend on how many there are.
+fn rows(count: usize, row: &[usize]) -> Tensor {
+    let random = &mut Random::new(5);
+    let shape = [&[count], row].concat();
+    Tensor::randn(&shape, DType::F32, Device::Cpu, random).unwrap()
+}
+
+fn model(layer: impl Module, row: &[usize], dtype: DType) -> Model {
+    let layers = Box::new(Sequential::new().then(layer));
+    Model::new(layers, row, dtype, Device::Cpu, 1, &|_| false).unwrap()
+}
+
+fn tried(formula: Of, x: &Tensor) -> Tensor {
+    let model = model(Formula(formula), &x.shape()[1..], DType::F32);
+    in_pass(&model, true, |mut pass| model.forward(&mut pass, x)).unwrap()
+}
+
+/// The output, and the gradient of the input of the sum of outputs.
+fn passed(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
+    in_pass(model, true, |mut pass| {
+        let y = model.forward(&mut pass, x).unwrap();
+        let dy = y.ones_like().unwrap();
+        let dx = model.backward_to_input(&mut pass, &dy).unwrap();
+        let wide = |it: &Tensor| it.to_dtype(DType::F64).unwrap().to_vec().unwrap();
+        [wide(&y), dx.as_ref().map_or_else(Vec::new, wide)]
+    })
+}
+
+/// Sums over axis 1 beside later axes: of one row alone they are added in another order.
+const SUMMED_OTHERWISE: [&str; 3] = ["softmax", "sum", "mean"];
+
+/// Each row of a batch has the bits that it has in a batch of seven, whatever the batch.
+fn assert_rows_apart(name: &str, model: &Model, x: &Tensor) {
+    let all = passed(model, x);
+    let dtype = model.params.dtype();
+    for batch in [0..0, 0..1, 3..4, 0..2, 5..7] {
+        let some = passed(model, &x.slice(batch.clone()).unwrap());
+        for (some, all) in some.iter().zip(&all) {
+            let of_row = all.len() / 7;
+            let expected = &all[batch.start * of_row..batch.end * of_row];
+            assert_eq!(some.len(), expected.len());
+            let is_near = batch.len() == 1 && SUMMED_OTHERWISE.contains(&name);
+            let bound = if is_near { 8.0 * epsilon(dtype) } else { 0.0 };
+            for (some, expected) in some.iter().zip(expected) {
+                let is_same = some.to_bits() == expected.to_bits();
+                let apart = (some - expected).abs() / expected.abs().max(1.0);
+                assert!(
+                    is_same || apart <= bound && bound > 0.0,
+                    "{name} in {dtype}, rows {batch:?}: {some}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// The distance of 1 from the next number.
+fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f64::from(f32::EPSILON),
+        _ => 2f64.powi(-7),
+    }
+}
+
+#[test]
+fn every_operation_gives_a_row_the_same_bits_in_every_batch() {
+    for (name, row, formula) in CASES {
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let model = model(Formula(formula), row, dtype);
+            assert_rows_apart(name, &model, &rows(7, row).to_dtype(dtype).unwrap());
+        }
+    }
+    let more: [(&str, Of); 9] = [
+        ("gather", |m, x| {
+            x.gather(1, &m.numbers(&[3.0, 0.0, 3.0], &[1, 3])) + x.gather(1, &(x * 0.0)).sum(1)
+        }),
+        ("gather from what is the same", |m, x| {
+            let first = x.equal(&x.largest(-1)).sum(-1).reshape(&[1, 4]);
+            weight(m, "w", &[1, 1, 9]).gather(-1, &first.reshape(&[1, 4]))
+        }),
+        ("rows", |m, x| {
+            let table = weight(m, "w", &[3, 2]);
+            table.rows(&x.less(&x.number(0.0))) * x.reshape(&[4, 6, 1])
+        }),
+        ("joined to each row", |m, x| {
+            Var::concatenate(&[&weight(m, "token", &[1, 1, 6]), x], 1)
+        }),
+        ("the same numbers", |m, x| {
+            x + m.numbers(&[1.0, 2.0], &[2, 1]).sum(0).expand(&[4, 1])
+        }),
+        ("a recomputed part", |m, x| {
+            m.recompute(|m| m.linear("l", x, 6).gelu()) * x.pow(0.0)
+        }),
+        ("masked attention", |m, x| {
+            let at = m.indices(4);
+            let later = at.reshape(&[4, 1]).less(&at) * -1e9;
+            let q = x.reshape(&[4, 2, 3]).permute(&[0, 2, 1, 3]);
+            let mixed = (q.matmul(&q.transpose(-1, -2)) + later)
+                .softmax(-1)
+                .matmul(&q);
+            mixed.permute(&[0, 2, 1, 3]).reshape(&[4, 6])
+        }),
+        ("attention and norms", |m, x| {
+            let layer = SelfAttention::causal(6, 2, 2, [&ddp::nn::Linear::new; 2]);
+            let normed = m.layer_norm("n", x);
+            let y = m.layer("a", &normed, layer);
+            m.rms_norm("r", &y).gated(ddp::nn::Gate::Geglu)
+        }),
+        ("lengths of a row", |_, x| {
+            x.reshape(&[2, 12])
+                .softmax(-1)
+                .reshape(&[3, 8])
+                .transpose(1, 2)
+        }),
+    ];
+    for (name, formula) in more {
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let model = model(Formula(formula), &[4, 6], dtype);
+            assert_rows_apart(name, &model, &rows(7, &[4, 6]).to_dtype(dtype).unwrap());
+        }
+    }
+    let tokens = model(Embedding::new(5, 3).with_positions(4), &[4], DType::F32);
+    let random = &mut Random::new(6);
+    let x = Tensor::randint(5, &[7, 4], DType::I64, Device::Cpu, random).unwrap();
+    assert_rows_apart("embedding", &tokens, &x);
+}
+
+/// The mean over the batch, which is the same for all rows.
+#[derive(Debug)]
+struct MeanOfBatch {
+    has_rows: bool,
+}
+
+impl CustomOp for MeanOfBatch {
+    fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
+        Ok([&[1], &inputs[0][1..]].concat())
+    }
+
+    fn has_rows(&self) -> bool {
+        self.has_rows
+    }
+
+    fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
+        Ok(out.copy_from(&x[0].slice(0..1)?)?)
+    }
+
+    fn backward(&self, _: &[&Tensor], _: [&Tensor; 2], dx: &[&Tensor]) -> Result<()> {
+        Ok(ddp_kernels::ops::zero(dx[0])?)
+    }
+}
+
+#[test]
+fn an_own_operation_says_whether_its_output_has_rows() {
+    let declared: Of = |m, x| x - m.custom(Arc::new(MeanOfBatch { has_rows: false }), &[x]);
+    assert_eq!(tried(declared, &rows(3, &[4, 6])).shape()[..], [3, 4, 6]);
+    let text = refusal(|m, x| x - m.custom(Arc::new(MeanOfBatch { has_rows: true }), &[x]));
+    let expected = "expected an output whose first axis is the rows, got x [rows, 4, 6]; help: let \
+                    has_rows be false";
+    assert!(text.contains(expected), "{text}");
+}
+
+/// A parameter of another shape in another mode.
+#[test]
+fn a_parameter_that_depends_on_the_mode_is_refused() {
+    let formula: Of = |m, x| {
+        let width = if m.is_training() { 6 } else { 1 };
+        x * m.parameter("w", &[width], Init::Constant(1.0))
+    };
+    let model = model(Formula(formula), &[4, 6], DType::F32);
+    let tried = in_pass(&model, false, |mut pass| {
+        model.forward(&mut pass, &rows(2, &[4, 6]))
+    });
+    let text = tried.unwrap_err().to_string();
+    let expected = "parameter 0.w: expected shape [6], as in the first trace, got [1]";
+    assert!(text.contains(expected), "{text}");
 }
 
 /// More values were refused at the first step.
@@ -494,9 +338,5 @@ fn many_values_are_concatenated() {
         let steps: Vec<Var> = (0..300).map(|it| x.slice(1, it % 4..it % 4 + 1)).collect();
         Var::concatenate(&steps.iter().collect::<Vec<_>>(), 1)
     };
-    assert_eq!(tried(stacked, 2, true).unwrap().shape()[..], [2, 300, 6]);
-    // The output is what nothing computes.
-    let constant: Of = |m, x| m.numbers(&vec![3.0; 2 * x.size(0)], &[x.size(0), 2]);
-    let output: Vec<f32> = tried(constant, 2, true).unwrap().to_vec().unwrap();
-    assert_eq!(output, [3.0; 4]);
+    assert_eq!(tried(stacked, &rows(2, &[4, 6])).shape()[..], [2, 300, 6]);
 }

@@ -143,7 +143,7 @@ impl Scope<'_> {
             );
         }
         let rest: usize = shape[1..].iter().product();
-        let rows = x.reshape(&[shape[0], groups, rest / groups]);
+        let rows = x.reshaped(&[shape[0], groups, rest / groups]);
         let centred = &rows - rows.mean(-1);
         let normed = &centred * ((&centred * &centred).mean(-1) + 1e-5).rsqrt();
         let each = [&[shape[1]][..], &vec![1; shape.len() - 2]].concat();
@@ -153,7 +153,7 @@ impl Scope<'_> {
             parameter.reshape(&each)
         };
         let (weight, bias) = (of_channel("weight", 1.0), of_channel("bias", 0.0));
-        normed.reshape(&shape) * weight + bias
+        normed.reshaped(&shape) * weight + bias
     }
 }
 
@@ -184,8 +184,7 @@ impl Var {
         if let Some(refused) = self.wrong_groups(&of) {
             return refused;
         }
-        let is_one = shape.len() == 3;
-        if is_one {
+        if shape.len() == 3 {
             shape.insert(2, 1);
             let Windows {
                 size,
@@ -209,9 +208,29 @@ impl Var {
             let help = "pad the input, or choose smaller windows";
             return self.refuse("convolution", &[self], &expected, help);
         };
+        if weight.has_rows() {
+            let expected = "a weight that is the same for all rows";
+            let help = "take it from parameters, without x";
+            return self.refuse("convolution", &[self, weight], expected, help);
+        }
+        self.with_all_axes(self.has_rows(), || {
+            self.convolved(weight, &shape, [outputs, groups], windows, [down, across])
+        })
+    }
+
+    /// The convolution of this value, which has the shape (B, channels, height, width) then.
+    #[track_caller]
+    fn convolved(
+        &self,
+        weight: &Var,
+        shape: &[usize],
+        [outputs, groups]: [usize; 2],
+        windows: Windows,
+        [down, across]: [usize; 2],
+    ) -> Var {
         let (batch, area) = (shape[0], windows.size[0] * windows.size[1]);
         let columns = [shape[1] * area, batch * down * across];
-        let x = self.reshape(&shape);
+        let x = self.reshape(shape);
         let columns = x.checked(Op::Unfold(windows), &[&x], columns.to_vec());
         let inner = shape[1] / groups * area;
         let columns = columns.reshape(&[groups, inner, batch * down * across]);
@@ -220,7 +239,7 @@ impl Var {
         let y = y
             .reshape(&[outputs, batch, down, across])
             .permute(&[1, 0, 2, 3]);
-        if is_one {
+        if self.rank() == 3 {
             y.reshape(&[batch, outputs, across])
         } else {
             y
@@ -241,7 +260,7 @@ impl Var {
                 let mut ends = x.shape();
                 let at = x.rank() - axis.unsigned_abs();
                 ends[at] = padding;
-                let ends = x.number(f64::NEG_INFINITY).expand(&ends);
+                let ends = x.filled(f64::NEG_INFINITY, &ends);
                 x = Var::concatenate(&[&ends, &x, &ends], axis);
             }
         }

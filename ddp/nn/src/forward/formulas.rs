@@ -13,6 +13,10 @@ impl Var {
     #[track_caller]
     pub(super) fn apply(function: Function, values: &[&Var]) -> Var {
         let first = values[0];
+        let rank = values.iter().map(|it| it.rank()).max().unwrap_or(0);
+        if !Var::rows_meet(values, rank) {
+            return first.refuse_rows(&Op::Apply(function).name(), values);
+        }
         let mut shape = first.shape();
         for other in &values[1..] {
             let Some(both) = broadcast(&shape, &other.shape()) else {
@@ -124,7 +128,7 @@ impl Var {
             }
             left /= 2;
             if left == 0 {
-                return result.unwrap_or_else(|| self.constant(1.0).expand(&self.shape()));
+                return result.unwrap_or_else(|| self.filled(1.0, &self.shape()));
             }
             square = &square * &square;
         }
@@ -175,7 +179,7 @@ impl Var {
         let is_empty = axes.iter().any(|&axis| self.shape()[axis] == 0);
         if is_empty && !shape.contains(&0) {
             if matches!(op, Op::Sum(_)) {
-                return self.constant(0.0).expand(&shape);
+                return self.filled(0.0, &shape);
             }
             let help = "reduce axes that have elements";
             return self.refuse(&op.name(), &[self], "an axis that is not empty", help);
@@ -209,11 +213,11 @@ impl Var {
     /// The matrix product over the last two axes, with NumPy's broadcasting of those before.
     #[track_caller]
     pub fn matmul(&self, other: &Var) -> Var {
-        let ([.., m, k], [.., inner, n]) = (&self.shape()[..], &other.shape()[..]) else {
+        let ([.., _, k], [.., inner, _]) = (&self.shape()[..], &other.shape()[..]) else {
             let help = "reshape a vector to a matrix";
             return self.refuse("matmul", &[self, other], "two axes or more each", help);
         };
-        let (m, k, inner, n) = (*m, *k, *inner, *n);
+        let (k, inner) = (*k, *inner);
         let batch = |value: &Var| value.shape()[..value.rank() - 2].to_vec();
         let (of_self, of_other) = (batch(self), batch(other));
         let both = broadcast(&of_self, &of_other).filter(|_| k == inner);
@@ -224,11 +228,33 @@ impl Var {
             let help = "if the second is a weight of [out, in], pass weight.transpose(-1, -2)";
             return self.refuse("matmul", &[self, other], &expected, help);
         };
+        // Rows as the rows of one matrix, or as an axis before the matrices.
+        let of = [self, other];
+        let has_rows = of.iter().any(|it| it.has_rows());
+        let meet = if both.is_empty() {
+            !other.has_rows()
+        } else {
+            Var::rows_meet(&of, both.len() + 2)
+        };
+        if !meet {
+            return self.refuse_rows("matmul", &of);
+        }
+        self.with_all_axes(has_rows, || self.product(other, &both))
+    }
+
+    /// The matrix product, whose axes before the matrices are `both`.
+    #[track_caller]
+    fn product(&self, other: &Var, both: &[usize]) -> Var {
         if let Some(attended) = self.as_attention(other) {
             return attended.named("matmul");
         }
+        let (own, others) = (self.shape(), other.shape());
+        let ([of_self @ .., m, k], [of_other @ .., _, n]) = (&own[..], &others[..]) else {
+            return self.clone();
+        };
+        let (m, k, n) = (*m, *k, *n);
         let count = |batch: &[usize]| batch.iter().product::<usize>();
-        let shape = [&both[..], &[m, n]].concat();
+        let shape = [both, &[m, n]].concat();
         let matrices = |value: &Var, batch: &[usize], count: usize| {
             let (value, is_turned) = value.unturned();
             let last = &value.shape()[value.rank() - 2..];
@@ -236,18 +262,18 @@ impl Var {
             (all.reshape(&[count, last[0], last[1]]), is_turned)
         };
         // One matrix for all of a batch: the rows of the batch are multiplied at once.
-        if count(&of_other) == 1 && of_other.len() <= of_self.len() {
-            let rows = count(&of_self) * m;
-            let (right, is_turned) = matrices(other, &of_other, 1);
+        if count(of_other) == 1 && of_other.len() <= of_self.len() {
+            let rows = count(of_self) * m;
+            let (right, is_turned) = matrices(other, of_other, 1);
             let left = self.reshape(&[1, rows, k]);
             let op = Op::MatMul([false, is_turned]);
             let product = left.checked(op, &[&left, &right], vec![1, rows, n]);
             return product.named("matmul").reshape(&shape).named("matmul");
         }
-        let (left, left_turned) = matrices(self, &both, count(&both));
-        let (right, right_turned) = matrices(other, &both, count(&both));
+        let (left, left_turned) = matrices(self, both, count(both));
+        let (right, right_turned) = matrices(other, both, count(both));
         let op = Op::MatMul([left_turned, right_turned]);
-        let product = left.checked(op, &[&left, &right], vec![count(&both), m, n]);
+        let product = left.checked(op, &[&left, &right], vec![count(both), m, n]);
         product.named("matmul").reshape(&shape).named("matmul")
     }
 
@@ -306,8 +332,9 @@ impl Var {
         let (mut shape, of_weight) = (self.shape(), weight.shape());
         let outputs = of_weight.first().copied().unwrap_or(0);
         let fits_bias = bias.is_none_or(|bias| bias.shape() == [outputs]);
-        if shape.len() < 2 || of_weight.len() != 2 || shape.last() != of_weight.last() || !fits_bias
-        {
+        let has_rows = [weight].into_iter().chain(bias).any(|it| it.has_rows());
+        let fits = shape.len() >= 2 && of_weight.len() == 2 && shape.last() == of_weight.last();
+        if !fits || !fits_bias || has_rows {
             let operands: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
             let expected = "(…, inputs), a weight of (outputs, inputs) and a bias of (outputs)";
             let help = "weights are [outputs, inputs], as in torch.nn.Linear";
@@ -367,7 +394,9 @@ impl Var {
     #[track_caller]
     pub fn gated(&self, gate: Gate) -> Var {
         let mut shape = self.shape();
-        let Some(columns) = shape.last_mut().filter(|columns| columns.is_multiple_of(2)) else {
+        let has_columns = self.rank() > usize::from(self.has_rows());
+        let columns = shape.last_mut().filter(|_| has_columns);
+        let Some(columns) = columns.filter(|columns| columns.is_multiple_of(2)) else {
             let help = "make both with one linear layer";
             return self.refuse("gated", &[self], "an even last axis: gate and up", help);
         };

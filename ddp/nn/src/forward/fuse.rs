@@ -142,6 +142,7 @@ impl Planner {
                 op: Op::Part(number, kind),
                 inputs: vec![of],
                 shape: shape.to_vec(),
+                has_rows: false,
                 again: self.node(of).again,
                 place: self.node(of).place.clone(),
                 line: self.node(of).line,

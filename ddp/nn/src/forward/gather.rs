@@ -43,13 +43,40 @@ impl Var {
 
     /// Picks elements along an axis, as `torch.gather`. `indices`, tokens or numbers, have this
     /// value's shape except along that axis. If that axis is their last, each index picks all that
-    /// is along the axes after it; otherwise the batch is not after it. An index outside of the
-    /// axis or between two places is an error on the CPU; a GPU gives NaN.
+    /// is along the axes after it. Of both, what is the same for all rows may have a length of 1 as
+    /// its first axis. An index outside of the axis or between two places is an error on the CPU; a
+    /// GPU gives NaN.
     #[track_caller]
     pub fn gather(&self, axis: isize, indices: &Var) -> Var {
         let Some(axis) = self.axis("gather", axis) else {
             return self.clone();
         };
+        let has_rows = self.has_rows() || indices.has_rows();
+        let of_all = [self, indices];
+        if axis == 0 {
+            return self.with_all_axes(has_rows, || self.gathered(axis, indices));
+        }
+        let meets = |it: &&Var| it.has_rows() || it.shape().first() == Some(&1);
+        if has_rows && !of_all.iter().all(meets) {
+            return self.refuse_rows("gather", &of_all);
+        }
+        let rows = of_all
+            .iter()
+            .find(|it| it.has_rows())
+            .map(|it| it.shape()[0]);
+        let of_each = |it: &Var| {
+            let mut shape = it.shape();
+            if let (Some(first), Some(rows)) = (shape.first_mut(), rows) {
+                *first = rows;
+            }
+            it.expanded(&shape)
+        };
+        let (of, indices) = (of_each(self), of_each(indices));
+        self.with_all_axes(has_rows, || of.gathered(axis, &indices))
+    }
+
+    #[track_caller]
+    fn gathered(&self, axis: usize, indices: &Var) -> Var {
         let (of, mut shape) = (self.shape(), indices.shape());
         let fits = |it: usize| it == axis || shape[it] == of[it];
         let has_axes = shape.len() == axis + 1 || shape.len() == of.len();
@@ -92,9 +119,20 @@ impl Var {
     /// The rows of this table (V, …) that `indices` name, tokens or numbers of any shape.
     #[track_caller]
     pub fn rows(&self, indices: &Var) -> Var {
+        if self.has_rows() {
+            let help = "choose within a row with gather";
+            return self.refuse(
+                "rows",
+                &[self],
+                "a table that is the same for all rows",
+                help,
+            );
+        }
         let (shape, of) = (indices.shape(), self.shape());
-        let flat = indices.reshape(&[shape.iter().product()]);
-        let chosen = self.gather(0, &flat);
-        chosen.reshape(&[&shape, of.get(1..).unwrap_or(&[])].concat())
+        self.with_all_axes(indices.has_rows(), || {
+            let flat = indices.reshape(&[shape.iter().product()]);
+            let chosen = self.gather(0, &flat);
+            chosen.reshape(&[&shape, of.get(1..).unwrap_or(&[])].concat())
+        })
     }
 }

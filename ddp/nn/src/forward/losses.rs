@@ -11,7 +11,6 @@ use ddp_kernels::{DType, Tensor, ops};
 
 use super::derivatives;
 use super::plan::{self, Action, Ends, PassPlan, PlanFor, PlannedRun};
-use super::row_counts::{MORE, ROWS, RowReference};
 use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
 use super::trace::{Op, Trace, Var};
@@ -40,15 +39,15 @@ use crate::pass::Pass;
 /// ```
 ///
 /// The formula is traced, as [`Module::forward`](crate::Module::forward) is: it must be the same
-/// for equal values of the type. `target` has as many axes as `output`, of length 1 at the end
-/// where the data have fewer, so that class indices (B) are (B, 1). Integers become floats.
+/// for equal values of the type, and computes each row by itself. `target` has as many axes as
+/// `output`, of length 1 at the end where the data have fewer, so that class indices (B) are
+/// (B, 1). Integers become floats.
 ///
 /// Of a model that ends in a [`Head`](crate::Head) the output is (R, C), the positions of several
 /// rows, and the targets (R, 1) or (R, C).
 pub trait LossFormula: Any + Clone + PartialEq + fmt::Debug + Send + Sync {
     /// The loss of each row, (B), or of each position, (B, T); perhaps with axes of length 1 after
-    /// these, as `mean(-1)` leaves them. It should depend on this row alone: batches are divided
-    /// among ranks. The mean over all of them is minimized.
+    /// these, as `mean(-1)` leaves them. The mean over all of them is minimized.
     fn losses(&self, m: &mut Scope<'_>, output: &Var, target: &Var) -> Var;
 
     /// How much each row or position counts in the mean, which is Σ weight·loss / Σ weight; 1 by
@@ -176,32 +175,9 @@ impl PlannedLoss {
             PassMode::Evaluation
         };
         let are_indices = !targets.dtype().is_float();
-        let traced = |rows: usize| {
-            let shapes = [output.shape(), &of_target[..]].map(|shape| {
-                let mut shape = shape.to_vec();
-                shape[0] = rows;
-                shape
-            });
-            FormulaLosses::traced(formula, shapes, mode, are_indices)
-        };
-        let count = output.shape()[0];
-        let (x, rows) = traced(count)?;
+        let shapes = [output.shape().to_vec(), of_target];
+        let (x, rows) = FormulaLosses::traced(formula, shapes, mode, are_indices)?;
         let trace = x.trace.clone();
-        // A rank may have no rows.
-        if count > 0 {
-            // A formula of positions may need those of whole rows.
-            let (few, of_few) = match traced(ROWS) {
-                Ok((_, of_few)) => (ROWS, of_few.joined),
-                Err(_) => (ROWS * count, traced(ROWS * count)?.1.joined),
-            };
-            let of_more = traced(few * MORE)?.1.joined;
-            let period = of_few.shape()[0] / STATS;
-            let reference = RowReference::new([&of_few, &of_more], few, period);
-            let reference = reference.map_err(Error::Usage)?;
-            if let Some(text) = reference.difference(&rows.joined, count) {
-                return Err(Error::Usage(text));
-            }
-        }
         let forward = trace.borrow().nodes.len();
         by_row(&rows.joined)?;
         let dx = has_gradient.then(|| rows.gradient(&x)).flatten();
@@ -292,6 +268,7 @@ impl FormulaLosses {
         };
         let output = m.leaf(Op::Input, &output, "output".into());
         let target = m.leaf(Op::Input, &target, "target".into());
+        let [output, target] = [output, target].map(|it| it.with_rows(true));
         let losses = FormulaLosses::of(formula, &mut m, [&output, &target], are_indices)?;
         Ok((output, losses))
     }
@@ -302,27 +279,32 @@ impl FormulaLosses {
         [output, target]: [&Var; 2],
         are_indices: bool,
     ) -> Result<FormulaLosses> {
-        let losses = formula.losses(m, output, target);
+        let losses = of_rows(m, |m| formula.losses(m, output, target));
         let shape = by_row(&losses)?;
         let dims = output.shape();
-        if shape.len() > dims.len().max(2) - 1 || !dims.starts_with(&shape) {
-            let expected = format!("one for each row, [{}], or for each position", dims[0]);
-            return Err(wrong("losses", expected, &losses));
+        let is_by_row = losses.trace.borrow().nodes[losses.id].has_rows;
+        if !is_by_row || shape.len() > dims.len().max(2) - 1 || !dims.starts_with(&shape) {
+            let expected = "one for each row, or for each position of the output";
+            return Err(wrong("losses", expected.into(), &losses));
         }
         let (own, flat) = (losses.shape(), [shape.iter().product()]);
+        let of = losses.described();
         let each = |what: &str, value: Var| {
-            if by_row(&value)? == shape {
+            let is_by_row = value.trace.borrow().nodes[value.id].has_rows;
+            if by_row(&value)? == shape && is_by_row {
                 Ok(value.reshape(&own))
             } else {
                 Err(wrong(
                     what,
-                    format!("one for each of the losses {shape:?}"),
+                    format!("one for each of the losses, {of}"),
                     &value,
                 ))
             }
         };
-        let weights = formula.weights(m, output, target);
-        let weights = weights.map(|it| each("weights", it.without_gradient()));
+        let weights = of_rows(m, |m| {
+            Some(formula.weights(m, output, target)?.without_gradient())
+        });
+        let weights = weights.map(|it| each("weights", it));
         let weights = weights.transpose()?;
         let ignored = weights.as_ref().map(|it| it.equal(&it.number(0.0)));
         let counted = |value: Var| match &ignored {
@@ -341,8 +323,8 @@ impl FormulaLosses {
             && output.size(-1) > 1
             && chosen.shape() == target.shape()
             && by_row(&chosen)? == shape;
-        let by_class = are_classes.then(|| chosen.equal(target));
-        let correct = formula.correct(m, output, target).or(by_class);
+        let by_class = are_classes.then(|| chosen.equal(target).with_rows(true));
+        let correct = of_rows(m, |m| formula.correct(m, output, target)).or(by_class);
         let correct = correct.map(|it| each("correct", it)).transpose()?;
         let correct = correct.map_or(zero, counted);
         let counts = ignored.as_ref().map_or(one.clone(), |it| 1.0 - it);
@@ -376,6 +358,14 @@ impl FormulaLosses {
     }
 }
 
+/// What a formula makes of rows, none of which sees another.
+fn of_rows<T>(m: &mut Scope<'_>, formula: impl FnOnce(&mut Scope<'_>) -> T) -> T {
+    m.trace.borrow_mut().hides_rows = true;
+    let made = formula(m);
+    m.trace.borrow_mut().hides_rows = false;
+    made
+}
+
 /// The shape of `value` without axes of length 1 at the end, or the formula's first error.
 fn by_row(value: &Var) -> Result<Vec<usize>> {
     if let Some(error) = value.trace.borrow_mut().error.take() {
@@ -389,7 +379,7 @@ fn by_row(value: &Var) -> Result<Vec<usize>> {
 }
 
 fn wrong(what: &str, expected: String, value: &Var) -> Error {
-    let got = format!("shape {:?}", value.shape());
+    let got = value.described();
     let help = "sum or average over the other axes, as .mean(-1) does";
     Error::model(format!("loss: {what}"), expected, got, help)
 }

@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use super::kinds::kinds;
-use super::row_counts::RowReference;
 use super::trace::{Kind, Op, Trace, Var, count_of};
 use crate::build::{Declarations, ParamId};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
@@ -66,9 +65,8 @@ impl Trace {
         matches!(self.nodes[id].op, Op::Parameter(_))
     }
 
-    /// By number of parameters read before: the last cut with the smallest value. The batch is the
-    /// first axis of each value.
-    fn cuts(&self, y: usize, is_batch: &dyn Fn(usize) -> bool) -> Vec<Option<Cut>> {
+    /// By number of parameters read before: the last cut with the smallest value that has rows.
+    fn cuts(&self, y: usize) -> Vec<Option<Cut>> {
         let (reads, kinds) = (self.reads(y), kinds(&self.nodes));
         let is_read_after = |value: usize, id: usize| reads[value].is_some_and(|it| it[1] > id);
         let mut cuts: Vec<Option<Cut>> = vec![None];
@@ -86,7 +84,7 @@ impl Trace {
             // A value of another kind would be rounded in bf16.
             if let (&[value], Some(last)) = (&open[..], cuts.last_mut())
                 && kinds[value] == Kind::Layers
-                && is_batch(value)
+                && self.nodes[value].has_rows
                 && last.is_none_or(|last| count(value) <= count(last.value))
             {
                 *last = Some(Cut { value, first: id });
@@ -123,11 +121,7 @@ impl Trace {
 
     /// The first operations of the parts of the way to `y`: all but the first follow a cut.
     pub(super) fn firsts(&self, y: usize) -> Vec<usize> {
-        let cuts = self
-            .cuts(y, &self.has_batch())
-            .into_iter()
-            .skip(1)
-            .flatten();
+        let cuts = self.cuts(y).into_iter().skip(1).flatten();
         [0].into_iter().chain(cuts.map(|cut| cut.first)).collect()
     }
 
@@ -144,26 +138,15 @@ impl Trace {
         }
     }
 
-    /// Whether a value's first axis is as long as the batch.
-    fn has_batch(&self) -> impl Fn(usize) -> bool {
-        |id: usize| self.nodes[id].shape.first() == self.nodes[0].shape.first()
-    }
-
-    /// The pieces of the way to `y`. `is_batch`: whether only the first axis of a value is the
-    /// batch. `may_begin`: whether to cut below this piece.
-    pub(super) fn pieces(
-        &self,
-        y: usize,
-        is_batch: &dyn Fn(usize) -> bool,
-        may_begin: &dyn Fn(&Piece) -> bool,
-    ) -> Vec<Piece> {
+    /// The pieces of the way to `y`. `may_begin`: whether to cut below this piece.
+    pub(super) fn pieces(&self, y: usize, may_begin: &dyn Fn(&Piece) -> bool) -> Vec<Piece> {
         let piece = |reads_before: usize, value: usize| Piece {
             reads_before,
             row: self.nodes[value].shape[1..].to_vec(),
             reads: Vec::new(),
         };
         let (mut pieces, mut firsts) = (vec![piece(0, 0)], vec![0]);
-        for (reads_before, cut) in self.cuts(y, is_batch).into_iter().enumerate().skip(1) {
+        for (reads_before, cut) in self.cuts(y).into_iter().enumerate().skip(1) {
             let found = cut.map(|cut| (piece(reads_before, cut.value), cut.first));
             if let Some((piece, first)) = found.filter(|(piece, _)| may_begin(piece)) {
                 pieces.push(piece);
@@ -242,20 +225,9 @@ impl Part {
     }
 
     /// Leaves this part of a trace from `x` to `y`: its own input and output.
-    /// `rows` is the same forward for a few rows.
-    pub(super) fn of(
-        &self,
-        [x, y]: [&Var; 2],
-        shape: &[usize],
-        rows: Option<&RowReference>,
-    ) -> Result<[Var; 2]> {
+    pub(super) fn of(&self, [x, y]: [&Var; 2], shape: &[usize]) -> Result<[Var; 2]> {
         let mut trace = x.trace.borrow_mut();
-        let rows = rows.filter(|rows| rows.trace.nodes.len() == trace.nodes.len());
-        let cuts = {
-            let has_batch = trace.has_batch();
-            let is_batch = |id: usize| rows.map_or_else(|| has_batch(id), |rows| rows.is_batch(id));
-            trace.cuts(y.id, &is_batch)
-        };
+        let cuts = trace.cuts(y.id);
         let other = || {
             Error::Usage(format!(
                 "a model over several devices: expected a forward that reads the same \

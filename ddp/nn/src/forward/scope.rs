@@ -317,6 +317,15 @@ impl Scope<'_> {
         if probability == 0.0 || !self.is_training() {
             return x.clone();
         }
+        if !x.has_rows() {
+            let help = "drop elements of what is computed from x";
+            return x.refuse(
+                "dropout",
+                &[x],
+                "a value with rows, each of which drops its own",
+                help,
+            );
+        }
         x.push(Op::Dropout(number, probability), &[x], x.shape())
     }
 
@@ -365,9 +374,19 @@ impl Scope<'_> {
                 &[],
             );
         };
-        match op.shape(&shapes) {
-            Ok(shape) => first.checked(Op::Custom(op), inputs, shape),
-            Err(error) => self.refused(error.to_string(), &shapes[0]),
+        let shape = match op.shape(&shapes) {
+            Ok(shape) => shape,
+            Err(error) => return self.refused(error.to_string(), &shapes[0]),
+        };
+        let of_rows = inputs.iter().position(|it| it.has_rows());
+        let (has_rows, text) = (of_rows.is_some() && op.has_rows(), format!("{op:?}"));
+        if has_rows && shape.first() != of_rows.map(|at| &shapes[at][0]) {
+            let expected = "an output whose first axis is the rows";
+            let help = "let has_rows be false if it is made of all rows";
+            return first.refuse(&text, inputs, expected, help);
         }
+        let made = first.checked(Op::Custom(op), inputs, shape);
+        self.trace.borrow_mut().nodes[made.id].has_rows = has_rows;
+        made
     }
 }

@@ -5,24 +5,40 @@ use std::ops::Range;
 use super::trace::{INPUTS_MAX, Op, Var, broadcast, count_of};
 
 impl Var {
-    /// The value with lengths of 1 repeated to this shape.
+    /// The value with lengths of 1 repeated to these lengths of a row. What is the same for all
+    /// rows meets each row as it is, and need not be expanded to the batch.
     #[track_caller]
-    pub fn expand(&self, shape: &[usize]) -> Var {
+    pub fn expand(&self, lengths: &[usize]) -> Var {
+        let shape = self.whole_shape(lengths);
+        let fits = shape.len() == self.rank() || !self.has_rows();
+        if !fits || broadcast(&self.shape(), &shape).is_none_or(|both| both != shape) {
+            let expected = format!("lengths of {lengths:?}, or 1");
+            return self.refuse("expand", &[self], &expected, "reshape it first");
+        }
+        self.expanded(&shape)
+    }
+
+    /// The same with all axes, also that of the rows.
+    #[track_caller]
+    pub(super) fn expanded(&self, shape: &[usize]) -> Var {
         if self.shape() == shape {
             return self.clone();
         }
-        if broadcast(&self.shape(), shape).is_none_or(|both| both != shape) {
-            let expected = format!("lengths of {shape:?}, or 1");
-            return self.refuse("expand", &[self], &expected, "reshape it first");
-        }
         self.checked(Op::Expand, &[self], shape.to_vec())
+    }
+
+    /// A number in each element of a value like this one, but of this shape.
+    #[track_caller]
+    pub(super) fn filled(&self, value: f64, shape: &[usize]) -> Var {
+        let filled = self.constant(value).expanded(shape);
+        filled.with_rows(self.has_rows() && !shape.is_empty())
     }
 
     /// The sum over the axes that broadcasting to this value's shape has repeated.
     pub(super) fn reduced_to(&self, shape: &[usize]) -> Var {
         let own = self.shape();
         if own.contains(&0) && !shape.contains(&0) {
-            return self.constant(0.0).expand(shape);
+            return self.filled(0.0, shape);
         }
         let missing = own.len() - shape.len();
         let is_repeated = |&at: &usize| own[at] != 1 && (at < missing || shape[at - missing] == 1);
@@ -35,26 +51,32 @@ impl Var {
         sum.reshape(shape)
     }
 
-    /// The same elements, in order, in another shape.
+    /// The same elements, in order, in another shape: these are the lengths of a row, or of all
+    /// axes of a value that is the same for all rows.
     #[track_caller]
-    pub fn reshape(&self, shape: &[usize]) -> Var {
-        let own = self.shape();
-        if own == shape {
+    pub fn reshape(&self, lengths: &[usize]) -> Var {
+        let own = self.row_shape();
+        if Some(own.iter().product()) != count_of(lengths) {
+            let expected = format!("as many elements as {lengths:?} has");
+            let help = if self.has_rows() {
+                "give the lengths of a row, without the number of rows"
+            } else {
+                "give lengths whose product is the number of elements"
+            };
+            return self.refuse("reshape", &[self], &expected, help);
+        }
+        self.reshaped(&self.whole_shape(lengths))
+    }
+
+    /// The same with all axes, also that of the rows.
+    #[track_caller]
+    pub(super) fn reshaped(&self, shape: &[usize]) -> Var {
+        if self.shape() == shape {
             return self.clone();
         }
-        if Some(own.iter().product()) != count_of(shape) {
-            let expected = format!("as many elements as {shape:?} has");
-            let help = match (own.first(), shape.first()) {
-                (Some(batch), Some(first)) if batch == first => {
-                    let each: usize = own[1..].iter().product();
-                    format!("the axes after the first must hold {each} elements")
-                }
-                _ => "if the first axis is the batch, take it from x.size(0)".into(),
-            };
-            return self.refuse("reshape", &[self], &expected, &help);
-        }
+        let has_rows = self.has_rows();
         if let Op::Reshape = self.op() {
-            return self.inputs()[0].reshape(shape);
+            return self.inputs()[0].reshaped(shape).with_rows(has_rows);
         }
         self.checked(Op::Reshape, &[self], shape.to_vec())
     }
@@ -67,21 +89,21 @@ impl Var {
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..shape.len()) {
             let expected = format!("each of its axes once in {axes:?}");
-            return self.refuse(
-                "permute",
-                &[self],
-                &expected,
-                "name all axes, the batch too",
-            );
+            return self.refuse("permute", &[self], &expected, "name all axes, the rows too");
+        }
+        if self.has_rows() && axes[0] != 0 {
+            let help = "exchange axes within a row, as permute(&[0, 2, 1]) does";
+            return self.refuse("permute", &[self], "the rows to stay the first axis", help);
         }
         if let Op::Permute(before) = self.op() {
             let axes: Vec<usize> = axes.iter().map(|&axis| before[axis]).collect();
             let source = self.inputs()[0].clone();
-            return if axes.is_sorted() {
+            let permuted = if axes.is_sorted() {
                 source
             } else {
                 source.permute(&axes)
             };
+            return permuted.with_rows(self.has_rows());
         }
         let permuted = axes.iter().map(|&axis| shape[axis]).collect();
         self.push(Op::Permute(axes.to_vec()), &[self], permuted)
@@ -184,16 +206,39 @@ impl Var {
         parts
     }
 
-    /// Values one after the other along an axis.
+    /// Values one after the other along an axis. One that is the same for all rows, with a length
+    /// of 1 as its first axis, is joined to each row.
     ///
     /// # Panics
     /// If there are none.
     #[track_caller]
     pub fn concatenate(values: &[&Var], axis: isize) -> Var {
         let &first = values.first().expect("concatenate needs a value");
-        let Some(axis) = first.axis("concatenate", axis) else {
+        let of_rows = values.iter().find(|it| it.has_rows());
+        let Some(axis) = of_rows.unwrap_or(&first).axis("concatenate", axis) else {
             return first.clone();
         };
+        let rank = of_rows.unwrap_or(&first).rank();
+        if values.iter().any(|it| it.rank() != rank) {
+            return first.refuse(
+                "concatenate",
+                values,
+                "as many axes of each",
+                "reshape them",
+            );
+        }
+        if !Var::rows_meet(values, rank) {
+            return first.refuse_rows("concatenate", values);
+        }
+        let rows = of_rows.map_or(1, |it| it.shape()[0]);
+        let mut all = Vec::with_capacity(values.len());
+        for &value in values {
+            all.push(match value.shape().split_first() {
+                Some((1, row)) if !value.has_rows() => value.expanded(&[&[rows], row].concat()),
+                _ => value.clone(),
+            });
+        }
+        let (first, values) = (&all[0], &all.iter().collect::<Vec<_>>()[..]);
         let (mut shape, mut starts) = (first.shape(), Vec::new());
         shape[axis] = 0;
         for value in values {

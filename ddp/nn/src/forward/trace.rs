@@ -114,6 +114,8 @@ pub(super) struct TraceNode {
     pub(super) op: Op,
     pub(super) inputs: Vec<usize>,
     pub(super) shape: Vec<usize>,
+    /// Whether its first axis is the rows of the batch.
+    pub(super) has_rows: bool,
     /// Backward computes it again, with all others of this number.
     pub(super) again: Option<usize>,
     /// The layer that has it.
@@ -140,6 +142,9 @@ pub(super) struct Trace {
     pub(super) line: Option<&'static Location<'static>>,
     /// Whether the input is tokens.
     pub(super) input_is_tokens: bool,
+    /// Whether operations leave the first axis of values that have rows alone, as in a module's
+    /// forward. How many rows there are is then unknown.
+    pub(super) hides_rows: bool,
     /// Masks of attention.
     pub(super) masks: Vec<KnownMask>,
     /// Where documents begin, once that is known.
@@ -166,6 +171,7 @@ impl Default for Trace {
             place: "model".into(),
             line: None,
             input_is_tokens: false,
+            hides_rows: false,
             masks: Vec::new(),
             begins: None,
             head: None,
@@ -258,10 +264,13 @@ impl Trace {
     pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
         let id = self.nodes.len();
         let (again, place, line) = (self.again, self.place.clone(), self.users_line());
+        let mut of_inputs = inputs.iter().map(|&it| self.nodes[it].has_rows);
+        let has_rows = self.hides_rows && !matches!(op, Op::Part(..)) && of_inputs.any(|it| it);
         self.nodes.push(TraceNode {
             op,
             inputs,
             shape,
+            has_rows,
             again,
             place,
             line,
@@ -299,18 +308,27 @@ impl Trace {
 
     /// The same, with its shape and, of a result, the line that has it.
     pub(super) fn described(&self, id: usize) -> String {
-        let TraceNode {
-            op, shape, line, ..
-        } = &self.nodes[id];
-        let name = self.name(id);
+        let TraceNode { op, line, .. } = &self.nodes[id];
+        let (name, shape) = (self.name(id), self.shape_text(id));
         match op {
             Op::Constant(_) => name,
             Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) => {
-                format!("{name} {shape:?}")
+                format!("{name} {shape}")
             }
-            _ if !is_users(line) => format!("{name} {shape:?}"),
-            _ => format!("{name} {shape:?} of {}:{}", line.file(), line.line()),
+            _ if !is_users(line) => format!("{name} {shape}"),
+            _ => format!("{name} {shape} of {}:{}", line.file(), line.line()),
         }
+    }
+
+    /// `[rows, 4]`, or `[3, 4]` of a value that is the same for all rows.
+    fn shape_text(&self, id: usize) -> String {
+        let TraceNode {
+            shape, has_rows, ..
+        } = &self.nodes[id];
+        let lengths = shape.iter().map(usize::to_string);
+        let rows = has_rows.then(|| "rows".to_string());
+        let lengths = rows.into_iter().chain(lengths.skip(usize::from(*has_rows)));
+        format!("[{}]", lengths.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -353,14 +371,59 @@ impl Op {
 }
 
 impl Var {
-    /// The lengths of all axes.
-    pub fn shape(&self) -> Vec<usize> {
+    /// The lengths of all axes, also of that of the rows.
+    pub(crate) fn shape(&self) -> Vec<usize> {
         self.trace.borrow().nodes[self.id].shape.clone()
     }
 
-    /// The number of axes.
+    /// The lengths of the axes of a row: of all but the first one. A value that is the same for all
+    /// rows, as a parameter is, has no axis of rows: the lengths of all its axes.
+    pub fn row_shape(&self) -> Vec<usize> {
+        self.shape().split_off(usize::from(self.has_rows()))
+    }
+
+    /// Whether the first axis is the rows of the batch. Which row is where does not change, and how
+    /// many there are is unknown.
+    pub fn has_rows(&self) -> bool {
+        let trace = self.trace.borrow();
+        trace.hides_rows && trace.nodes[self.id].has_rows
+    }
+
+    /// The lengths of all axes of a value like this one with these lengths of a row.
+    pub(super) fn whole_shape(&self, lengths: &[usize]) -> Vec<usize> {
+        let rows = self.has_rows().then(|| self.shape()[0]);
+        rows.into_iter().chain(lengths.iter().copied()).collect()
+    }
+
+    /// The same value, which has rows if `has_rows`.
+    pub(super) fn with_rows(self, has_rows: bool) -> Var {
+        self.trace.borrow_mut().nodes[self.id].has_rows |= has_rows;
+        self
+    }
+
+    /// What `body` makes of values whose first axis is one like any other. The result has rows if
+    /// `has_rows`, and keeps them apart.
+    #[track_caller]
+    pub(super) fn with_all_axes(&self, has_rows: bool, body: impl FnOnce() -> Var) -> Var {
+        // A closure does not pass on the caller's line.
+        let line = self.trace.borrow_mut().begin_line();
+        let hides = std::mem::take(&mut self.trace.borrow_mut().hides_rows);
+        let made = body();
+        {
+            let trace = &mut self.trace.borrow_mut();
+            (trace.hides_rows, trace.line) = (hides, line);
+        }
+        made.with_rows(has_rows)
+    }
+
+    /// The number of axes, of which the rows are one.
     pub fn rank(&self) -> usize {
         self.shape().len()
+    }
+
+    /// Its name and shape, for messages.
+    pub(crate) fn described(&self) -> String {
+        self.trace.borrow().described(self.id)
     }
 
     pub(super) fn op(&self) -> Op {
@@ -431,6 +494,15 @@ impl Var {
     pub(super) fn axis(&self, op: &str, axis: isize) -> Option<usize> {
         let rank = self.rank() as isize;
         let counted = if axis < 0 { axis + rank } else { axis };
+        if counted == 0 && rank > 0 && self.has_rows() {
+            let expected = format!("an axis within a row, not axis {axis}, the rows of the batch");
+            let help = match op {
+                "size" => "reshape and expand take the lengths of a row, without the rows",
+                _ => "a formula computes each row by itself; the step averages over the rows",
+            };
+            self.refuse(op, &[self], &expected, help);
+            return None;
+        }
         if (0..rank).contains(&counted) {
             return Some(counted as usize);
         }
@@ -439,9 +511,28 @@ impl Var {
             op,
             &[self],
             &expected,
-            "the first axis is the batch; -1 is the last axis",
+            "the first axis is the rows; -1 is the last axis",
         );
         None
+    }
+
+    /// Whether the rows of all values stay the first axis of a result with so many axes. A value
+    /// without rows has fewer axes, or a length of 1 there.
+    pub(super) fn rows_meet(values: &[&Var], rank: usize) -> bool {
+        let meets = |it: &&Var| match (it.has_rows(), it.rank()) {
+            (true, own) => own == rank,
+            (false, own) => own < rank || it.shape()[0] == 1,
+        };
+        !values.iter().any(|it| it.has_rows()) || values.iter().all(meets)
+    }
+
+    /// Refuses values whose rows do not meet.
+    #[track_caller]
+    pub(super) fn refuse_rows(&self, op: &str, values: &[&Var]) -> Var {
+        let expected = "the rows to be the first axis of each value that has rows, with as many axes as the result";
+        let help = "reshape takes the lengths of a row, with 1 where an axis is missing; what is the same \
+                    for all rows has a length of 1 there";
+        self.refuse(op, values, expected, help)
     }
 
     /// A value of this shape, whose number of axes tensors can have.

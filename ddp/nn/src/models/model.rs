@@ -287,7 +287,7 @@ impl Model {
 fn parts(module: Arc<dyn Module>, row_shape: &[usize], count: usize) -> Result<Vec<Layers>> {
     let mut declarations = Declarations::new();
     let (whole, output) = Traced::build(module, &mut declarations, row_shape)?;
-    let pieces = whole.pieces();
+    let pieces = whole.pieces()?;
     if count == 0 || count > pieces.len() {
         let most = pieces.len();
         return Err(Error::Usage(format!(

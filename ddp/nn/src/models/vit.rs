@@ -252,8 +252,7 @@ struct PatchEmbedding {
 impl Module for PatchEmbedding {
     fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
         let of = &self.patches;
-        let shape = x.shape();
-        if shape[1..].iter().product::<usize>() != of.pixels() {
+        if x.row_shape().iter().product::<usize>() != of.pixels() {
             let expected = format!("images of {} numbers", of.pixels());
             let help = "build it for the images of the data";
             return x.refuse("patches", &[x], &expected, help);
@@ -261,13 +260,13 @@ impl Module for PatchEmbedding {
         let (side, down, across) = (of.patch, of.height / of.patch, of.width / of.patch);
         // Rows and columns of patches, then within one: channels, rows, columns.
         let images = if of.channels_last {
-            x.reshape(&[shape[0], down, side, across, side, of.channels])
+            x.reshape(&[down, side, across, side, of.channels])
                 .permute(&[0, 1, 3, 5, 2, 4])
         } else {
-            x.reshape(&[shape[0], of.channels, down, side, across, side])
+            x.reshape(&[of.channels, down, side, across, side])
                 .permute(&[0, 2, 4, 1, 3, 5])
         };
-        let patches = images.reshape(&[shape[0], down * across, of.columns()]);
+        let patches = images.reshape(&[down * across, of.columns()]);
         let patches = patches.pad(1, of.leading, 0);
         let tokens = m.layer("patches", &patches, Linear::new(self.columns).outer());
         // As large as tokens, so that the first steps see where a patch is.
@@ -283,7 +282,7 @@ struct MeanOfTokens(usize);
 impl Module for MeanOfTokens {
     fn forward(&self, _: &mut Scope<'_>, x: &Var) -> Var {
         let mean = x.slice(1, 0..self.0).mean(1);
-        mean.reshape(&[x.size(0), x.size(-1)])
+        mean.reshape(&[x.size(-1)])
     }
 }
 

@@ -114,9 +114,8 @@ fn modules_made_by_rules_have_the_bits_of_the_whole() {
 #[test]
 fn a_part_may_begin_with_another_value_in_evaluation() {
     let pooled = |m: &mut Scope<'_>, x: &Var| {
-        let batch = x.size(0);
-        let hidden = m.linear("a", x, 12).reshape(&[batch, 6, 2]);
-        let pooled = hidden.mean(-1).reshape(&[batch, 6]);
+        let hidden = m.linear("a", x, 12).reshape(&[6, 2]);
+        let pooled = hidden.mean(-1).reshape(&[6]);
         let kept = m.layer("drop", &pooled, Dropout::new(0.5));
         m.linear("b", &kept, 3)
     };
@@ -130,8 +129,7 @@ fn a_part_may_begin_with_another_value_in_evaluation() {
 #[test]
 fn what_follows_a_sum_is_computed_again_in_bf16() {
     let summed = |m: &mut Scope<'_>, x: &Var| {
-        let batch = x.size(0);
-        let sums = x.reshape(&[batch, 4, 3, 2]).sum(-1).reshape(&[batch, 4, 3]);
+        let sums = x.reshape(&[4, 3, 2]).sum(-1).reshape(&[4, 3]);
         m.linear("a", &sums, 6).gelu_tanh()
     };
     let of = |recomputed| of_formula(Precision::Bf16, summed, &ROW, 1, recomputed).unwrap();
