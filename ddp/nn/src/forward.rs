@@ -251,7 +251,7 @@ impl Traced {
         let trace = x.trace.borrow();
         if !trace.nodes[y.id].has_rows {
             let text = format!(
-                "output: expected a value of each row, got {}, which is the same for all rows; \
+                "output: expected one value per row, got {}, which is the same for all rows; \
                  help: compute it from x",
                 trace.described(y.id)
             );

@@ -147,7 +147,7 @@ fn a_linear_start_without_steps_is_the_linear_model() {
     let other = with_table("chosen-start-zero", 300);
     let ended = other.alone(&format!("{words} 1 --linear-path false")).run();
     assert_eq!(ended.exit_code(), Some(2), "{ended}");
-    let expected = "--linear-start 1: expected --linear-path true";
+    let expected = "--linear-start 1: expected a perceptron with --linear-path true";
     assert!(ended.stderr.contains(expected), "{ended}");
     other.alone(&format!("{words} 0")).run().assert_well();
     assert!(model_bytes(&other.out(), 0) != alone);

@@ -66,20 +66,20 @@ fn no_operation_touches_the_rows() {
             "permute: expected the rows to stay the first axis",
             |_, x| x.permute(&[1, 0, 2]),
         ),
-        ("add: expected the rows to be the first axis", |_, x| {
+        ("add: expected values with rows to have equally", |_, x| {
             x + x.sum(-1).reshape(&[4])
         }),
         // As long as the batch of two rows for which a model is traced first.
-        ("mul: expected the rows to be the first axis", |m, x| {
+        ("mul: expected values with rows to have equally", |m, x| {
             x * weight(m, "w", &[2, 1, 1])
         }),
-        ("mul: expected the rows to be the first axis", |m, x| {
+        ("mul: expected values with rows to have equally", |m, x| {
             x * weight(m, "w", &[1, 1, 4, 6])
         }),
-        ("concatenate: expected the rows to be", |m, x| {
+        ("concatenate: expected values with rows to have", |m, x| {
             Var::concatenate(&[x, &weight(m, "w", &[2, 4, 6])], 1)
         }),
-        ("gather: expected the rows to be", |m, x| {
+        ("gather: expected values with rows to have", |m, x| {
             x.gather(1, &m.numbers(&[0.0; 4], &[2, 2]))
         }),
         ("gather: expected indices of the same shape", |m, x| {
@@ -88,10 +88,11 @@ fn no_operation_touches_the_rows() {
         ("rows: expected a table that is the same", |m, x| {
             x.rows(&m.indices(2))
         }),
-        ("matmul: expected the rows to be", |m, x| {
-            weight(m, "w", &[5, 2]).matmul(&x.reshape(&[24]))
-        }),
-        ("matmul: expected the rows to be", |m, x| {
+        (
+            "matmul: expected a second matrix that is the same",
+            |m, x| weight(m, "w", &[5, 2]).matmul(&x.reshape(&[24])),
+        ),
+        ("matmul: expected values with rows to have", |m, x| {
             x.reshape(&[24]).matmul(&weight(m, "w", &[2, 24, 3]))
         }),
         ("linear: expected (…, inputs), a weight", |_, x| {
@@ -104,7 +105,7 @@ fn no_operation_touches_the_rows() {
         ("gated: expected an even last axis", |_, x| {
             x.sum(-1).sum(-2).reshape(&[]).gated(ddp::nn::Gate::Swiglu)
         }),
-        ("dropout: expected a value with rows", |m, x| {
+        ("dropout: expected a value that has rows", |m, x| {
             let w = weight(m, "w", &[2, 4, 6]);
             x + m.dropout("d", &w, 0.5).sum(0)
         }),
@@ -310,8 +311,8 @@ fn an_own_operation_says_whether_its_output_has_rows() {
     let declared: Of = |m, x| x - m.custom(Arc::new(MeanOfBatch { has_rows: false }), &[x]);
     assert_eq!(tried(declared, &rows(3, &[4, 6])).shape()[..], [3, 4, 6]);
     let text = refusal(|m, x| x - m.custom(Arc::new(MeanOfBatch { has_rows: true }), &[x]));
-    let expected = "expected an output whose first axis is the rows, got x [rows, 4, 6]; help: let \
-                    has_rows be false";
+    let expected = "expected an output whose first axis is the rows, got x [rows, 4, 6]; help: \
+                    return false from has_rows";
     assert!(text.contains(expected), "{text}");
 }
 

@@ -331,7 +331,7 @@ settings! {
     /// Steps over which the schedule falls, if not over those of the run
     Run schedule_steps "N": Option<u64> = None, Limits::Whole(1, EXACT_MAX);
     /// The linear path starts at ridge regression with this penalty, for classes at linear
-    /// discriminants; 0: at zero
+    /// discriminants; 0: at zero [default: 0; tables of up to 5,000 rows choose]
     Run linear_start "PENALTY": Option<f64> = None, POSITIVE;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;

@@ -1,6 +1,5 @@
-//! What a model has to be better than: one answer for all rows, and a linear model. That is ridge
-//! regression in closed form, from sums of products of columns, which are added row after row in
-//! f64. Its cost is bounded, so one rank computes it alone, with the same bits among any number.
+//! What a model has to be better than: one answer for all rows, and ridge regression (`linear.rs`),
+//! which one rank computes alone.
 
 use ddp_data::{Dataset, TaskSpec};
 use serde::{Deserialize, Serialize};

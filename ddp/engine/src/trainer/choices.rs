@@ -272,7 +272,7 @@ impl Choices {
             let is_better = started.loss <= found.loss;
             let penalty = if is_better { penalty } else { 0.0 };
             self.lines.push(format!(
-                "{LINEAR_START} {penalty}: where the linear model starts at its closed form {there}; at zero {at_zero}"
+                "{LINEAR_START} {penalty}: with a linear model that starts at its closed form {there}; with one that starts at zero {at_zero}"
             ));
             if is_better {
                 (self.options, found) = (options, started);

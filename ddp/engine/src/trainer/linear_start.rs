@@ -21,9 +21,8 @@ pub(super) fn of(options: &Config, rows: &dyn Dataset) -> Result<Option<[Vec<f32
     let model = models.and_then(|models| models.fit(penalty));
     let refused = || {
         Error::Usage(format!(
-            "{LINEAR_START} {penalty}: expected {LINEAR_PATH} true, and a task with classes or numbers that a \
-             linear model of less than 512 columns can learn, got another model or other data; help: give \
-             {LINEAR_START} 0"
+            "{LINEAR_START} {penalty}: expected a perceptron with {LINEAR_PATH} true, and data of classes or \
+             numbers with fewer than 512 features and outputs together; help: give {LINEAR_START} 0"
         ))
     };
     Ok(Some(model.ok_or_else(refused)?.layer()))

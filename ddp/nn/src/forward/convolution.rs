@@ -210,7 +210,7 @@ impl Var {
         };
         if weight.has_rows() {
             let expected = "a weight that is the same for all rows";
-            let help = "take it from parameters, without x";
+            let help = "compute the weight from parameters alone";
             return self.refuse("convolution", &[self, weight], expected, help);
         }
         self.with_all_axes(self.has_rows(), || {

@@ -231,12 +231,12 @@ impl Var {
         // Rows as the rows of one matrix, or as an axis before the matrices.
         let of = [self, other];
         let has_rows = of.iter().any(|it| it.has_rows());
-        let meet = if both.is_empty() {
-            !other.has_rows()
-        } else {
-            Var::rows_meet(&of, both.len() + 2)
-        };
-        if !meet {
+        if both.is_empty() && other.has_rows() {
+            let expected = "a second matrix that is the same for all rows";
+            let help = "make each row a matrix: reshape it to two axes";
+            return self.refuse("matmul", &of, expected, help);
+        }
+        if !both.is_empty() && !Var::rows_meet(&of, both.len() + 2) {
             return self.refuse_rows("matmul", &of);
         }
         self.with_all_axes(has_rows, || self.product(other, &both))

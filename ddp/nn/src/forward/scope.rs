@@ -318,13 +318,8 @@ impl Scope<'_> {
             return x.clone();
         }
         if !x.has_rows() {
-            let help = "drop elements of what is computed from x";
-            return x.refuse(
-                "dropout",
-                &[x],
-                "a value with rows, each of which drops its own",
-                help,
-            );
+            let help = "apply dropout to a value that is computed from x";
+            return x.refuse("dropout", &[x], "a value that has rows", help);
         }
         x.push(Op::Dropout(number, probability), &[x], x.shape())
     }
@@ -382,7 +377,7 @@ impl Scope<'_> {
         let (has_rows, text) = (of_rows.is_some() && op.has_rows(), format!("{op:?}"));
         if has_rows && shape.first() != of_rows.map(|at| &shapes[at][0]) {
             let expected = "an output whose first axis is the rows";
-            let help = "let has_rows be false if it is made of all rows";
+            let help = "return false from has_rows if the output is not per row";
             return first.refuse(&text, inputs, expected, help);
         }
         let made = first.checked(Op::Custom(op), inputs, shape);

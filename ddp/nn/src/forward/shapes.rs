@@ -223,7 +223,7 @@ impl Var {
             return first.refuse(
                 "concatenate",
                 values,
-                "as many axes of each",
+                "the same number of axes in all values",
                 "reshape them",
             );
         }

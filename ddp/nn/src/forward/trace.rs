@@ -529,9 +529,8 @@ impl Var {
     /// Refuses values whose rows do not meet.
     #[track_caller]
     pub(super) fn refuse_rows(&self, op: &str, values: &[&Var]) -> Var {
-        let expected = "the rows to be the first axis of each value that has rows, with as many axes as the result";
-        let help = "reshape takes the lengths of a row, with 1 where an axis is missing; what is the same \
-                    for all rows has a length of 1 there";
+        let expected = "values with rows to have equally many axes, and others fewer axes or a first axis of 1";
+        let help = "add axes of length 1 with reshape, which takes the lengths of a row";
         self.refuse(op, values, expected, help)
     }
 

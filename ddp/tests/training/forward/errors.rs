@@ -42,7 +42,7 @@ fn errors_name_operation_operands_and_line() {
         ),
         (
             |m, _| weight(m, "w", &[2, 5]),
-            "output: expected a value of each row, got 0.w [2, 5], which is the same for all rows",
+            "output: expected one value per row, got 0.w [2, 5], which is the same for all rows",
         ),
         (
             |m, x| m.linear("up", x, 3).relu() + x.matmul(&weight(m, "w", &[5, 4])).named("mixed"),
