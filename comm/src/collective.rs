@@ -17,7 +17,7 @@ use ddp_kernels::progress::StopWord;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
-use crate::collective::tree::{Part, SumTree};
+use crate::collective::tree::{Addend, SumTree};
 use crate::error::{Error, Line, Result};
 
 pub use ddp_kernels::sums::Reduce;
@@ -104,7 +104,7 @@ pub(crate) struct Partials<'a> {
     /// (R, E): this rank's partial sums. One that is not in here is in the call's tensor (E).
     pub(crate) rows: &'a Tensor,
     /// Those of all ranks, in order.
-    pub(crate) order: &'a [Part],
+    pub(crate) order: &'a [Addend],
     /// The tree.
     pub(crate) tree: &'a SumTree,
 }

@@ -30,7 +30,7 @@ mod world;
 pub use background::Background;
 pub use collective::group::Group;
 pub use collective::handshake::{Field, Severity};
-pub use collective::tree::{Part, SumTree};
+pub use collective::tree::{Addend, SumTree};
 pub use collective::{Reduce, StopVote};
 pub use error::{Error, Remedy, RemoteError, Result};
 pub use identity::{HOST_RANKS_MAX, RANKS_MAX};

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
-use crate::trainer::{self, ModelBytes, Plan, Rehearsal, StepBytes, Trial};
+use crate::trainer::{self, ModelBytes, Plan, Rehearsal, StepBytes, TimedTrial};
 use crate::units::{duration, megabytes};
 use ddp_tools::output::Say;
 
@@ -150,7 +150,7 @@ fn planned(model: &ModelBytes, step: &StepBytes, on_gpus: bool) -> String {
     )
 }
 
-fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
+fn time(trial: &TimedTrial, plan: &Plan, left: u64) -> String {
     let evaluations = match (trial.evaluation, plan.eval_every) {
         (None, _) => 0,
         (Some(_), 0) => 1,

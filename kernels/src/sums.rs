@@ -26,7 +26,7 @@ named! {
 
 /// One of the partial sums that make up a sum along a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Addend {
     /// The rank that gives it.
     pub rank: usize,
     /// Its position among those that the rank gives.
@@ -85,7 +85,7 @@ pub unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], sources: Sour
 const DEPTH: usize = 16;
 
 /// Where the elements of a partial sum are; None if they are those that the sum replaces.
-pub type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
+pub type PlaceOf<'a> = &'a dyn Fn(&Addend) -> Option<*const u8>;
 
 /// Adds partial sums in the order of a tree, into `own`. Every addition rounds to `dtype`.
 ///
@@ -93,8 +93,8 @@ pub type PlaceOf<'a> = &'a dyn Fn(&Part) -> Option<*const u8>;
 ///
 /// `own.len()` bytes can be read at each place. Nothing writes them until this returns, and they do
 /// not overlap `own`. They need no alignment.
-pub unsafe fn add_in_order(dtype: DType, own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
-    let run: unsafe fn(&mut [u8], &[Part], PlaceOf<'_>) = match dtype {
+pub unsafe fn add_in_order(dtype: DType, own: &mut [u8], order: &[Addend], place: PlaceOf<'_>) {
+    let run: unsafe fn(&mut [u8], &[Addend], PlaceOf<'_>) = match dtype {
         DType::F32 => add_elements::<f32>,
         DType::BF16 => add_elements::<bf16>,
         DType::F64 => add_elements::<f64>,
@@ -108,7 +108,7 @@ pub unsafe fn add_in_order(dtype: DType, own: &mut [u8], order: &[Part], place: 
 /// # Safety
 ///
 /// As for `add_in_order`.
-unsafe fn add_elements<E: Reducible>(own: &mut [u8], order: &[Part], place: PlaceOf<'_>) {
+unsafe fn add_elements<E: Reducible>(own: &mut [u8], order: &[Addend], place: PlaceOf<'_>) {
     let count = own.len() / size_of::<E>();
     let own = own.as_mut_ptr().cast::<E>();
     let blocks = count / WIDE_BLOCK * WIDE_BLOCK;
@@ -136,7 +136,7 @@ const WIDE_BLOCK: usize = 128;
 unsafe fn add_block<E: Reducible, const B: usize>(
     own: *mut E,
     index: usize,
-    order: &[Part],
+    order: &[Addend],
     place: PlaceOf<'_>,
     left: &mut [[E; B]; DEPTH],
 ) {

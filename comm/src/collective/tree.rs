@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-pub use ddp_kernels::sums::Part;
+pub use ddp_kernels::sums::Addend;
 
 /// A subtree: `2^level` shards from `index * 2^level` on, as far as there are shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,13 +24,13 @@ pub struct SumTree {
     /// By rank: the subtrees that it adds by itself.
     nodes: Vec<Vec<Node>>,
     /// What the sum of all is made of, in order.
-    order: Vec<Part>,
+    order: Vec<Addend>,
 }
 
 /// The sums that can be made of what neighbouring ranks give, in order: adjoining subtrees are
 /// added as soon as both halves of a larger one are there.
-fn sums(given: &[Vec<Node>], shards: usize) -> Vec<(Node, Vec<Part>)> {
-    let mut left = Vec::<(Node, Vec<Part>)>::new();
+fn sums(given: &[Vec<Node>], shards: usize) -> Vec<(Node, Vec<Addend>)> {
+    let mut left = Vec::<(Node, Vec<Addend>)>::new();
     for (rank, nodes) in given.iter().enumerate() {
         for (row, &(mut node)) in nodes.iter().enumerate() {
             let (mut parts, mut additions) = (Vec::new(), 0);
@@ -51,7 +51,7 @@ fn sums(given: &[Vec<Node>], shards: usize) -> Vec<(Node, Vec<Part>)> {
                 let (level, index) = (level + 1, index / 2);
                 node = Node { level, index };
             }
-            parts.push(Part {
+            parts.push(Addend {
                 rank,
                 row,
                 additions,
@@ -84,7 +84,7 @@ impl SumTree {
     }
 
     /// The sums that a rank makes of its shards.
-    fn own_sums(&self, rank: usize) -> Vec<(Node, Vec<Part>)> {
+    fn own_sums(&self, rank: usize) -> Vec<(Node, Vec<Addend>)> {
         let shards = self.shards_of(rank).map(|index| Node { level: 0, index });
         sums(&[shards.collect()], self.shards)
     }
@@ -125,13 +125,13 @@ impl SumTree {
     }
 
     /// The partial sums that make up the sum over all shards, in order.
-    pub fn order(&self) -> &[Part] {
+    pub fn order(&self) -> &[Addend] {
         &self.order
     }
 
     /// Of which sums of hosts the sum over all shards is made, in order. Hosts have neighbouring
     /// ranks; a part's `rank` is its host.
-    pub(crate) fn order_of(&self, hosts: &[Vec<usize>]) -> Vec<Part> {
+    pub(crate) fn order_of(&self, hosts: &[Vec<usize>]) -> Vec<Addend> {
         let of_host = |ranks: &Vec<usize>| {
             let given = &self.nodes[ranks[0]..ranks[0] + ranks.len()];
             let made = sums(given, self.shards).into_iter();
@@ -143,7 +143,7 @@ impl SumTree {
 
     /// The sums that some neighbouring ranks can make by themselves, and of which partial sums.
     /// Ranks count from the first of them.
-    pub(crate) fn sums_of(&self, ranks: Range<usize>) -> Vec<Vec<Part>> {
+    pub(crate) fn sums_of(&self, ranks: Range<usize>) -> Vec<Vec<Addend>> {
         let made = sums(&self.nodes[ranks], self.shards).into_iter();
         made.map(|(_, parts)| parts).collect()
     }

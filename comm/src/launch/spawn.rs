@@ -138,11 +138,11 @@ impl Spawner {
         }
         job.start()?;
         self.has_run = true;
-        while job.goes_on() {
+        while job.poll() {
             if let Some(signal) = self.signals.next(PERIOD)
                 && STOPS.contains(&signal)
             {
-                job.happens(JobEvent::Signal(signal))?;
+                job.handle(JobEvent::Signal(signal))?;
             }
         }
         self.stopped_by = job.state.stop;

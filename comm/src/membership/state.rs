@@ -167,7 +167,7 @@ impl JobState {
     }
 
     /// Whether any rank runs, or is to be started again.
-    pub fn goes_on(&self) -> bool {
+    pub fn has_ranks(&self) -> bool {
         self.ranks.iter().any(Rank::comes)
     }
 

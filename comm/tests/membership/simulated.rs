@@ -305,14 +305,14 @@ impl<'a> Job<'a> {
             _ => 0,
         };
         let bound = BOUND + self.schedule.faults.iter().map(longer).sum::<u64>();
-        while self.outcome.wrong.is_none() && self.state.goes_on() {
+        while self.outcome.wrong.is_none() && self.state.has_ranks() {
             let Reverse((at, _, index)) = self.queue.pop().expect("the launcher looks again");
             self.now = at;
             if at > self.last_fault + bound {
                 return self.wrong("the job does not end".into());
             }
             if let Some(next) = self.planned[index].take() {
-                self.happens(next);
+                self.handle(next);
             }
         }
         self.outcome.hours = self.now as f64 / 3.6e6;
@@ -335,7 +335,7 @@ impl<'a> Job<'a> {
         self.planned.push(Some(next));
     }
 
-    fn happens(&mut self, next: Next) {
+    fn handle(&mut self, next: Next) {
         let is_suspended = self.suspended_since.is_some();
         let waits = match &next {
             Next::Arrives(_, _, message) => {

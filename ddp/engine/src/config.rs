@@ -31,7 +31,7 @@ use crate::tasks;
 impl Config {
     /// As TOML, settled: the content of OUT/config.toml.
     pub fn to_toml(&self) -> String {
-        toml::to_string(&self.settled()).expect("a checked configuration fits TOML")
+        toml::to_string(&self.with_defaults()).expect("a checked configuration fits TOML")
     }
 
     /// From TOML; what is missing has its default.
@@ -46,7 +46,7 @@ impl Config {
     /// As JSON, settled, for the metrics log and checkpoints. Settings that do not apply are left
     /// out.
     pub fn to_json(&self) -> Map<String, Value> {
-        let json = serde_json::to_value(self.settled()).expect("settings fit JSON");
+        let json = serde_json::to_value(self.with_defaults()).expect("settings fit JSON");
         let Value::Object(mut map) = json else {
             unreachable!("a struct is a map");
         };

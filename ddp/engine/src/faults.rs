@@ -117,24 +117,25 @@ static STEP: AtomicU64 = AtomicU64::new(0);
 
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// The faults of this rank.
-fn faults() -> &'static [InjectedFault] {
-    static FAULTS: OnceLock<Vec<InjectedFault>> = OnceLock::new();
-    let read = |text: &str| {
-        let fault = parse(text);
-        if fault.is_none() {
-            tracing::warn!("DDP_TEST_FAULT={text} is not RANK:POINT:STEP:KIND, and is ignored");
-        }
-        fault.filter(|fault| fault.rank == ddp_comm::likely_rank())
-    };
+/// The faults of this rank, or the first text that is none: a test of it would test nothing.
+fn read_faults() -> Result<&'static [InjectedFault], &'static str> {
+    static FAULTS: OnceLock<Result<Vec<InjectedFault>, String>> = OnceLock::new();
     if !ARE_BUILT_IN {
-        return &[];
+        return Ok(&[]);
     }
-    FAULTS.get_or_init(|| {
+    let read = FAULTS.get_or_init(|| {
         let text = std::env::var("DDP_TEST_FAULT").unwrap_or_default();
         let all = text.split(',').filter(|text| !text.is_empty());
-        all.filter_map(read).collect()
-    })
+        let all: Result<Vec<_>, String> = all.map(|it| parse(it).ok_or(it.into())).collect();
+        let is_own = |fault: &InjectedFault| fault.rank == ddp_comm::likely_rank();
+        all.map(|all| all.into_iter().filter(is_own).collect())
+    });
+    read.as_deref().map_err(String::as_str)
+}
+
+/// The faults of this rank. Wrong ones are refused at the first point.
+fn faults() -> &'static [InjectedFault] {
+    read_faults().unwrap_or_default()
 }
 
 fn parse(text: &str) -> Option<InjectedFault> {
@@ -175,10 +176,14 @@ pub(crate) fn at_launch() -> Result<()> {
 
 /// As `at`, in step `step` instead of the current one.
 pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
-    let Some(fault) = faults()
-        .iter()
-        .find(|fault| fault.point == point && fault.step == step)
-    else {
+    let all = read_faults().map_err(|wrong| {
+        Error::Usage(format!(
+            "DDP_TEST_FAULT {wrong}: expected RANK:POINT:STEP:KIND, as in 1:optimizer:3:kill; help: the points and kinds \
+             are in the engine's faults.rs"
+        ))
+    })?;
+    let is_here = |fault: &&InjectedFault| fault.point == point && fault.step == step;
+    let Some(fault) = all.iter().find(is_here) else {
         return Ok(());
     };
     let text = format!("a fault on purpose in {point:?} of step {}", fault.step);

@@ -258,11 +258,11 @@ impl Step {
         }
         self.model.group().check_ranks()?;
         in_phase(Phase::Step, || {
-            forbid_transfers(|| self.take_planned(batch, learning_rate, end))
+            forbid_transfers(|| self.take_checked(batch, learning_rate, end))
         })
     }
 
-    fn take_planned(&mut self, batch: &Batch, learning_rate: f64, end: StepEnd) -> Result<()> {
+    fn take_checked(&mut self, batch: &Batch, learning_rate: f64, end: StepEnd) -> Result<()> {
         let measure_norm = self.measures_norm;
         let Step {
             model,

@@ -37,7 +37,7 @@ pub use self::planned::{ModelBytes, StepBytes};
 pub use self::program::RunProgram;
 use self::setup::ReadyRun;
 use self::training::TrainingRun;
-pub use self::trial::{Rehearsal, Trial, rehearse, replay};
+pub use self::trial::{Rehearsal, TimedTrial, rehearse, replay};
 use crate::config::{Config, Resume};
 use crate::devices;
 pub use crate::devices::program as program_version;

@@ -75,7 +75,7 @@ fn a_batch_of_tokens_is_rows_of_the_model_s_context() {
     let config =
         train("--model gpt --context 32 --batch-tokens 4096 --optimizer muon --adam-lr 0.002");
     assert_eq!(config.batch_rows(), 128);
-    assert_eq!(config.settled().batch_size, None);
+    assert_eq!(config.with_defaults().batch_size, None);
     let rule = config.rule();
     let Some(Method::Muon(constants)) = rule.hidden else {
         panic!("{rule:?}");
@@ -283,7 +283,7 @@ fn every_flag_of_training_arrives() {
     assert_eq!(config.length(), Length::Epochs(3));
     assert_eq!(
         {
-            let settled = config.settled();
+            let settled = config.with_defaults();
             (settled.beta1, settled.beta2, settled.eps)
         },
         (Some(0.5), Some(0.75), Some(1e-6))

@@ -264,7 +264,7 @@ impl Layers {
 
     /// Every setting as TOML with its origin, then those that are not set.
     pub(crate) fn describe(&self) -> Result<String> {
-        let values = Table::try_from(self.config.settled())
+        let values = Table::try_from(self.config.with_defaults())
             .map_err(|error| Error::Internal(format!("settings do not fit TOML: {error}")))?;
         let head =
             "# Read back by --config. Flags win over DDP_… variables, and these over the file.";

@@ -216,3 +216,13 @@ fn killing_the_launcher_ends_its_ranks() {
     assert!(ended.causes().len() <= 1, "{ended}");
     folder.metrics_log();
 }
+
+/// It was ignored, and the test that named it tested nothing.
+#[test]
+fn a_fault_that_does_not_exist_is_refused() {
+    let folder = Folder::new("no-such-fault");
+    let job = folder.ranks(2, QUICK);
+    let ended = job.env("DDP_TEST_FAULT", "1:lunch:3:kill").run();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains("DDP_TEST_FAULT 1:lunch:3:kill"), "{ended}");
+}

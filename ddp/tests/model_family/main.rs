@@ -359,10 +359,10 @@ fn it_reads_back_as_itself() {
     let config = parse("--model positions --width 3").unwrap();
     assert_eq!(
         Config::from_toml(&config.to_toml()).unwrap(),
-        config.settled()
+        config.with_defaults()
     );
     let json: Config = serde_json::from_value(config.to_json().into()).unwrap();
-    assert_eq!(json, config.settled());
+    assert_eq!(json, config.with_defaults());
     let lines = config.equal_on_all_ranks();
     assert!(
         lines.contains("model = \"positions\"\n") && lines.contains("width = 3\n"),

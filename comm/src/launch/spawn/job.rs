@@ -142,7 +142,7 @@ impl Job {
             let address = self.others[index].address().parse().ok();
             self.state.hosts[index + 1].address = address;
         }
-        self.happens(JobEvent::Begin)
+        self.handle(JobEvent::Begin)
     }
 
     /// By host, the variables of its ranks.
@@ -220,7 +220,7 @@ impl Job {
     /// Takes note of what happens, and carries out what follows. An error if one of the job's first
     /// processes cannot be started, or, before ranks are started again, an agent cannot be let in
     /// or a host called.
-    pub(super) fn happens(&mut self, event: JobEvent) -> Result<()> {
+    pub(super) fn handle(&mut self, event: JobEvent) -> Result<()> {
         let mut failures = Vec::new();
         tracing::trace!("{event:?}");
         for action in decide::on(&mut self.state, self.now, event) {
@@ -280,20 +280,20 @@ impl Job {
                 self.print(&error.to_string());
             }
             if is_of_agent || !is_beginning {
-                result = result.and(self.happens(follows));
+                result = result.and(self.handle(follows));
             }
         }
         result
     }
 
     fn happens_later(&mut self, event: JobEvent) {
-        if let Err(error) = self.happens(event) {
+        if let Err(error) = self.handle(event) {
             self.print(&error.to_string());
         }
     }
 
     /// Takes note of what has happened. Whether any ranks are left.
-    pub(super) fn goes_on(&mut self) -> bool {
+    pub(super) fn poll(&mut self) -> bool {
         self.now = self.waited.after(PERIOD);
         for (rank, process, news) in self.here.news() {
             self.happens_later(match news {
@@ -313,7 +313,7 @@ impl Job {
             }
         }
         self.happens_later(JobEvent::Tick);
-        self.state.goes_on()
+        self.state.has_ranks()
     }
 
     /// Another host says something.

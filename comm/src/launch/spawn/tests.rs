@@ -152,7 +152,7 @@ fn a_signal_to_stop_waits_until_a_rank_can_handle_it() {
 fn a_rank_that_leaves_because_it_was_asked_to_stop_stops_the_job() {
     let mut job = elastic("test ${DDP_JOB%%/*} = 1 && exit 75; exec sleep 1000");
     while job.state.stop.is_none() {
-        assert!(job.goes_on());
+        assert!(job.poll());
         // Sleep: what is waited for is looked at.
         std::thread::sleep(PERIOD);
     }
@@ -185,7 +185,7 @@ fn an_agent_that_cannot_be_let_in_leaves_its_number_to_others() {
             connection,
             address: Ipv4Addr::LOCALHOST.into(),
         };
-        let error = job.happens(came).unwrap_err().to_string();
+        let error = job.handle(came).unwrap_err().to_string();
         assert!(error.contains("expected UTF-8"), "{error}");
         let host = &job.state.hosts[1];
         assert_eq!((host.agent, host.waiting), (None, None));

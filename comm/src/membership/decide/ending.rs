@@ -65,7 +65,7 @@ impl Decision<'_> {
             code = EXIT_PEER_LOST;
             self.print(NO_RANK_LEFT.into());
         }
-        if !self.state.rules.is_elastic && !self.state.goes_on() && !self.state.is_done() {
+        if !self.state.rules.is_elastic && !self.state.has_ranks() && !self.state.is_done() {
             self.name_killed();
         }
         self.end_within(match code {

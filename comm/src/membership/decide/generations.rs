@@ -47,7 +47,7 @@ impl Decision<'_> {
                 }
                 self.start_again(rank, Some(end), &how, "");
             }
-            if self.state.goes_on() {
+            if self.state.has_ranks() {
                 return;
             }
         }
@@ -120,7 +120,7 @@ impl Decision<'_> {
             }
             if !is_ending {
                 self.start(rank, "its last process was lost");
-            } else if !self.state.goes_on() && !self.state.is_done() {
+            } else if !self.state.has_ranks() && !self.state.is_done() {
                 if self.state.failure.or(self.state.ends).is_none() {
                     self.print(NO_RANK_LEFT.into());
                 }

@@ -103,7 +103,7 @@ impl Decision<'_> {
             if self.state.ends.is_none() {
                 self.replace(&name, lost);
             }
-            if self.state.goes_on() {
+            if self.state.has_ranks() {
                 return;
             }
         }

@@ -42,7 +42,7 @@ fn job_of(ranks: &[usize], is_elastic: bool) -> Job {
         now: Duration::ZERO,
         actions: Vec::new(),
     };
-    job.happens(JobEvent::Begin);
+    job.handle(JobEvent::Begin);
     job
 }
 
@@ -55,7 +55,7 @@ fn trains(ranks: &[usize]) -> Job {
 }
 
 impl Job {
-    fn happens(&mut self, event: JobEvent) {
+    fn handle(&mut self, event: JobEvent) {
         self.actions.extend(on(&mut self.state, self.now, event));
     }
 
@@ -65,7 +65,7 @@ impl Job {
         for host in 1..self.state.hosts.len() {
             self.state.hosts[host].heard = self.now;
         }
-        self.happens(JobEvent::Tick);
+        self.handle(JobEvent::Tick);
     }
 
     fn at_s(&mut self, seconds: u64) {
@@ -78,7 +78,7 @@ impl Job {
 
     fn says(&mut self, rank: usize, said: ToLauncher) {
         let process = self.process(rank);
-        self.happens(JobEvent::Said(rank, process, said));
+        self.handle(JobEvent::Said(rank, process, said));
     }
 
     fn waits(&mut self, rank: usize) {
@@ -104,12 +104,12 @@ impl Job {
 
     fn ends(&mut self, rank: usize, end: End) {
         let process = self.process(rank);
-        self.happens(JobEvent::Ended(rank, process, end));
+        self.handle(JobEvent::Ended(rank, process, end));
     }
 
     fn stops(&mut self, rank: usize, is_stopped: bool) {
         let process = self.process(rank);
-        self.happens(JobEvent::Stopped(rank, process, is_stopped));
+        self.handle(JobEvent::Stopped(rank, process, is_stopped));
     }
 
     /// The ranks of the current generation.
@@ -216,7 +216,7 @@ fn the_reason_of_a_loss_is_that_of_the_process_that_was_lost() {
     job.misses(0, &[1], true);
     assert_eq!(job.kills(), [1]);
     job.ends(1, KILLED);
-    job.happens(JobEvent::HostRefused {
+    job.handle(JobEvent::HostRefused {
         host: 1,
         why: "it was silent".into(),
     });
@@ -256,12 +256,12 @@ fn a_host_is_lost_a_second_after_its_agent_has_given_up() {
     let mut job = trains(&[0, 1]);
     for (ms, is_lost) in [(5000, false), (5001, true)] {
         job.now = Duration::from_millis(ms);
-        job.happens(JobEvent::Tick);
+        job.handle(JobEvent::Tick);
         assert_eq!(job.state.hosts[1].is_lost, is_lost, "{ms}");
     }
     job.waits(0);
     assert_eq!(job.change().0, [(1, "its host was cut off".into())]);
-    job.happens(JobEvent::HostCame {
+    job.handle(JobEvent::HostCame {
         host: 1,
         address: None,
     });
@@ -286,14 +286,14 @@ fn of_agents_of_one_number_one_is_let_in_and_the_last_one_waits() {
             _ => None,
         })
     };
-    (5..8).for_each(|connection| job.happens(came(connection)));
+    (5..8).for_each(|connection| job.handle(came(connection)));
     assert_eq!(chosen(&mut job), [(5, true), (6, false)]);
-    job.happens(JobEvent::AgentGone(6));
+    job.handle(JobEvent::AgentGone(6));
     job.now = Duration::from_secs(6);
-    job.happens(JobEvent::Tick);
+    job.handle(JobEvent::Tick);
     assert_eq!(chosen(&mut job), [(7, true)], "the first one is lost");
-    job.happens(JobEvent::AgentGone(7));
-    job.happens(came(8));
+    job.handle(JobEvent::AgentGone(7));
+    job.handle(came(8));
     assert_eq!(chosen(&mut job), [(8, true)]);
 }
 
@@ -305,7 +305,7 @@ fn ranks_of_a_lost_host_start_on_a_spare_one() {
     job.state.hosts[2].spare = Some(2);
     job.starts();
     let why = || "it does not answer".into();
-    job.happens(JobEvent::HostRefused {
+    job.handle(JobEvent::HostRefused {
         host: 1,
         why: why(),
     });

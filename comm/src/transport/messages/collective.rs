@@ -12,7 +12,7 @@ use ddp_kernels::{DType, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::comm::{Comm, MESSAGE_BYTES_MAX, Request};
-use crate::collective::tree::Part;
+use crate::collective::tree::Addend;
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::transport::patience::{Awaited, Patience};
@@ -247,7 +247,7 @@ impl Members {
         call: &Call<'_>,
         bytes: &mut [u8],
         made: &[u8],
-        (given, order): (&[usize], &[Part]),
+        (given, order): (&[usize], &[Addend]),
         dtype: DType,
     ) -> Result<()> {
         let (length, peers) = (bytes.len(), self.others().collect::<Vec<usize>>());
@@ -267,7 +267,7 @@ impl Members {
             let sends: Vec<_> = peers.iter().map(|&to| (to, rows(&parts[to]))).collect();
             let receives = peers.iter().map(|&from| (from, given[from] * mine.len()));
             let received = self.exchange(call, &sends, &receives.collect::<Vec<_>>())?;
-            let place = |part: &Part| {
+            let place = |part: &Addend| {
                 let Some(from) = peers.iter().position(|&peer| peer == part.rank) else {
                     return Some(of(part.row, &mine).as_ptr());
                 };

@@ -30,7 +30,7 @@ use super::channel::{Channel, Count, NumberedCall};
 use super::layout::{DEPTH, SliceCut};
 use super::stream::copy_out;
 use crate::collective::Reduce;
-use crate::collective::tree::Part;
+use crate::collective::tree::Addend;
 use crate::error::Result;
 use ddp_kernels::sums::{Sources, add_in_order, reduce};
 
@@ -42,7 +42,7 @@ const BLOCK_BYTES: usize = 4096;
 pub(super) struct SliceTerms<'a> {
     pub(super) reduce: Reduce,
     /// For partial sums: the order in which those of all ranks are added.
-    pub(super) order: Option<&'a [Part]>,
+    pub(super) order: Option<&'a [Addend]>,
     /// This rank's, one after the other. One that is not in here is in the tensor that moves.
     pub(super) rows: &'a [u8],
     /// The most bytes of a piece: a slot holds one of each that a rank gives.
@@ -229,7 +229,7 @@ impl Staged<'_> {
                 None => unsafe { reduce(dtype, terms.reduce, own, sources) },
                 Some(order) => {
                     let (from, until) = (range.start + start, range.start + start + own.len());
-                    let place = |part: &Part| {
+                    let place = |part: &Addend| {
                         assert!(part.rank < ranks);
                         if part.rank == *me {
                             let row = terms.within(part.row, length, from..until);

@@ -223,7 +223,7 @@ impl Job<'_> {
                 let since = self.suspended_since.take().unwrap_or(self.now);
                 self.suspended += self.now - since;
                 let unread = std::mem::take(&mut self.unread);
-                unread.into_iter().for_each(|next| self.happens(next));
+                unread.into_iter().for_each(|next| self.handle(next));
             }
             _ => {}
         }

@@ -36,7 +36,7 @@ pub(super) struct Together {
     /// Whether all have connected.
     pub(super) has_met: bool,
     /// By round: what each has given.
-    parts: BTreeMap<u64, BTreeMap<usize, Part>>,
+    parts: BTreeMap<u64, BTreeMap<usize, Addend>>,
     /// What they have agreed on, and the checkpoint from which they continue if none has the run.
     plan: Option<Regroup>,
     saved: u64,
@@ -55,7 +55,7 @@ impl Together {
 
 /// What a process gives the others of its generation.
 #[derive(Clone)]
-struct Part {
+struct Addend {
     knows_of_newcomers: bool,
     was_asked: bool,
     has_begun: bool,
@@ -167,7 +167,7 @@ impl Job<'_> {
             Stage::Levels => true,
             _ => false,
         };
-        let part = Part {
+        let part = Addend {
             knows_of_newcomers: it.heard.newcomers,
             was_asked: it.was_asked,
             has_begun: it.has_begun,
@@ -241,7 +241,7 @@ impl Job<'_> {
         let round = self.processes[index].round;
         let together = self.together(index);
         let parts = together.all.iter().map(|it| &together.parts[&round][it]);
-        let report = |it: &Part| it.run.as_ref().map(Run::report).unwrap_or_default();
+        let report = |it: &Addend| it.run.as_ref().map(Run::report).unwrap_or_default();
         let reports: Vec<RankReport> = parts.map(report).collect();
         let parts = &together.parts[&round];
         let mine = parts[&index].run.clone();

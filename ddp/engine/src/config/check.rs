@@ -150,7 +150,7 @@ impl Config {
 
     /// Refuses constants of other optimizers, and constants with which this one does nothing.
     fn check_optimizer(&self) -> Result<()> {
-        let (mut given, mut settled) = (self.clone(), self.settled());
+        let (mut given, mut settled) = (self.clone(), self.with_defaults());
         let (kind, declared) = (self.optimizer, self.optimizer.declared());
         for (name, field) in CONSTANTS {
             let (default, value) = (kind.default_of(name), *field(&mut given));

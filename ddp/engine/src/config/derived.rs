@@ -60,11 +60,11 @@ impl Config {
 
     /// The peak of the learning rate, by default the optimizer's.
     pub fn peak_lr(&self) -> f64 {
-        self.settled().lr.expect("every optimizer has a rate")
+        self.with_defaults().lr.expect("every optimizer has a rate")
     }
 
     /// With the defaults that follow from other settings filled in.
-    pub fn settled(&self) -> Config {
+    pub fn with_defaults(&self) -> Config {
         let mut config = self.clone();
         for (name, field) in CONSTANTS {
             let value = field(&mut config);

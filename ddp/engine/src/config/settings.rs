@@ -357,7 +357,7 @@ settings! {
     /// Largest norm of all gradients together; 0 turns clipping off [default: 0; for tables 1]
     Run grad_clip "NORM": Option<f64> = None, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes
-    Run label_smoothing "X": f64 = 0.0, Limits::BelowOne;
+    Run label_smoothing "X": f64 = 0.0, Limits::Real(0.0, 1.0);
     /// Weight of each class in the loss: balanced (all classes count the same, however many rows
     /// they have), numbers in the order of the classes, as in 1,2.5, or by name, as in
     /// stays=1,moves=4

@@ -29,7 +29,7 @@ fn the_saved_file_is_the_settings_with_every_value_settled() {
     );
     assert_eq!(
         Config::from_toml(&text).unwrap(),
-        Config::default().settled()
+        Config::default().with_defaults()
     );
     assert_eq!(Config::from_toml("").unwrap(), Config::default());
 }
@@ -72,13 +72,13 @@ fn groups_are_tables_that_come_back() {
     assert_eq!(rates, [Some(0.5), None]);
     assert_eq!(
         Config::from_toml(&config.to_toml()).unwrap(),
-        config.settled()
+        config.with_defaults()
     );
     let json = serde_json::Value::Object(config.to_json());
     assert_eq!(as_flag(&json["group"]), "0.*:lr=0.01,*:weight-decay=0.5");
     assert_eq!(
         serde_json::from_value::<Config>(json).unwrap(),
-        config.settled()
+        config.with_defaults()
     );
     let wrong = Config::from_toml("[[group]]\nmatch = \"a\"\nrate = 1.0\n").unwrap_err();
     assert!(wrong.to_string().contains("rate"), "{wrong}");
@@ -188,9 +188,9 @@ proptest! {
                 settings.beta1 = Some(beta);
             }
         });
-        prop_assert_eq!(Config::from_toml(&config.to_toml()).unwrap(), config.settled());
+        prop_assert_eq!(Config::from_toml(&config.to_toml()).unwrap(), config.with_defaults());
         let json: Config = serde_json::from_value(config.to_json().into()).unwrap();
-        prop_assert_eq!(json, config.settled());
+        prop_assert_eq!(json, config.with_defaults());
     }
 }
 
@@ -201,7 +201,7 @@ fn the_settings_in_a_checkpoint_are_checked() {
         change(&mut settings);
         Config::from_checkpoint(&settings)
     };
-    assert_eq!(saved(|_| ()).unwrap(), Config::default().settled());
+    assert_eq!(saved(|_| ()).unwrap(), Config::default().with_defaults());
     let refusal = |change| saved(change).unwrap_err();
     let why = refusal(|settings| _ = settings.insert("more".into(), 1.into()));
     assert!(why.contains(r#""more""#), "{why}");

@@ -34,7 +34,7 @@ const GIVEN_AT_ONCE: usize = 1 << 22;
 
 /// This rank's part in sending the state to new ranks while the others already train.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum LateState {
+pub(crate) enum StateTransfer {
     /// No rank lacks it.
     Complete,
     /// It gives it to these ranks.
@@ -42,7 +42,7 @@ pub(crate) enum LateState {
     /// It has none yet, and gets it from this rank.
     AwaitsFrom(usize),
     /// Other ranks give it and get it.
-    OfOthers,
+    Bystander,
 }
 
 /// A rank's part where one gives its state to others.
@@ -66,7 +66,7 @@ pub(crate) struct RankRun {
     /// The step after which ranks were last found to have the same model.
     pub(crate) compared: Option<u64>,
     /// This rank's part in sending the state to new ranks.
-    pub(crate) late_state: LateState,
+    pub(crate) late_state: StateTransfer,
     /// The digest of the base model, if adapters are trained.
     pub(crate) base: Option<String>,
 }
@@ -83,7 +83,7 @@ impl RankRun {
             clock: Clock::new(has_rates),
             workload: Workload::default(),
             compared: None,
-            late_state: LateState::Complete,
+            late_state: StateTransfer::Complete,
             base: None,
         }
     }
@@ -144,7 +144,7 @@ impl RankRun {
     /// Gives the ranks that are behind the state of rank `source`. This one's is replaced only when
     /// all has arrived: if `source` is lost meanwhile, the ranks continue from what they have. New
     /// ranks get it later (`give_state`), unless others are behind, too, or there are slices.
-    pub(crate) fn level(
+    pub(crate) fn share_progress(
         &mut self,
         world: &World,
         group: &Group,
@@ -197,9 +197,9 @@ impl RankRun {
         // Under ZeRO-1 a new rank has slices by now, which must not be lost.
         if !plan.has_slices() && old.all(|it| it == most) {
             self.late_state = match world.rank() {
-                rank if rank == source => LateState::GivesTo(new),
-                rank if new.contains(&rank) => LateState::AwaitsFrom(source),
-                _ => LateState::OfOthers,
+                rank if rank == source => StateTransfer::GivesTo(new),
+                rank if new.contains(&rank) => StateTransfer::AwaitsFrom(source),
+                _ => StateTransfer::Bystander,
             };
         } else {
             let stream = Stream::default_of(Device::Cpu)?;
@@ -222,20 +222,20 @@ impl RankRun {
     pub(crate) fn give_state(&mut self, group: &Group) -> Result<()> {
         let stream = Stream::default_of(Device::Cpu)?;
         match &self.late_state {
-            LateState::GivesTo(new) => {
+            StateTransfer::GivesTo(new) => {
                 let give = |tensor: &Tensor| {
                     new.iter()
                         .try_for_each(|to| group.send(tensor, *to, &stream))
                 };
                 share_state(&self.step, Gives, true, give)?;
             }
-            LateState::AwaitsFrom(source) => {
+            StateTransfer::AwaitsFrom(source) => {
                 let take = |tensor: &Tensor| group.receive(tensor, *source, &stream);
                 share_state(&self.step, Gets, true, take)?;
             }
-            LateState::Complete | LateState::OfOthers => {}
+            StateTransfer::Complete | StateTransfer::Bystander => {}
         }
-        self.late_state = LateState::Complete;
+        self.late_state = StateTransfer::Complete;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use ddp_kernels::{Device, Error as TensorError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::run::{LateState, RankRun};
+use super::run::{RankRun, StateTransfer};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -254,9 +254,9 @@ impl Session {
         }
         // A new rank that did not get its state is as one that has just come.
         self.run
-            .take_if(|run| matches!(run.late_state, LateState::AwaitsFrom(_)));
+            .take_if(|run| matches!(run.late_state, StateTransfer::AwaitsFrom(_)));
         let run = self.run.iter_mut();
-        run.for_each(|run| run.late_state = LateState::Complete);
+        run.for_each(|run| run.late_state = StateTransfer::Complete);
         let mine = Said {
             report: self.run.as_ref().map(RankRun::report).unwrap_or_default(),
             has_data: self.data.is_some(),

@@ -21,7 +21,15 @@ use crate::step::Stats;
 pub(super) struct LearnClasses(pub(super) Classes);
 
 impl Task for LearnClasses {
-    fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
+    fn learns(&self) -> &'static str {
+        "classes"
+    }
+
+    fn loss_settings(&self) -> &'static [&'static str] {
+        &["class-weights", "label-smoothing"]
+    }
+
+    fn check_values(&self, options: &LossOptions, data: &str) -> Result<()> {
         match &options.class_weights {
             // Refused with the rows of the classes, if at all.
             ClassWeights::Balanced => Ok(()),
@@ -29,7 +37,7 @@ impl Task for LearnClasses {
         }
     }
 
-    fn settled(&self, options: &LossOptions, data: &Data, name: &str) -> Result<LossOptions> {
+    fn with_weights(&self, options: &LossOptions, data: &Data, name: &str) -> Result<LossOptions> {
         let rows = data.train.rows_of_classes();
         let weights = options.class_weights.of(&self.0, rows, name)?;
         Ok(LossOptions {

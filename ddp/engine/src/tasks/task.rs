@@ -21,15 +21,43 @@ use crate::step::Stats;
 
 /// A task.
 pub trait Task: Debug + Send + Sync {
+    /// What it learns, for messages.
+    fn learns(&self) -> &'static str;
+
+    /// The settings of its loss. Those of other tasks are refused.
+    fn loss_settings(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Refuses values of its own settings that do not fit.
+    fn check_values(&self, _options: &LossOptions, _data: &str) -> Result<()> {
+        Ok(())
+    }
+
     /// Refuses options of the loss that do not fit this task. `data` is the name of the data.
-    fn check(&self, options: &LossOptions, data: &str) -> Result<()>;
+    fn check(&self, options: &LossOptions, data: &str) -> Result<()> {
+        let own = self.loss_settings();
+        if let Some((setting, got)) = options.given().find(|(it, _)| !own.contains(it)) {
+            return Err(Error::Usage(format!(
+                "{} {got}: expected classes, and {data} are learned as {}; help: leave it out",
+                SettingName(setting),
+                self.learns()
+            )));
+        }
+        self.check_values(options, data)
+    }
 
     /// These options with a number for the weight of each class. `name` is that of the data.
-    fn settled(&self, options: &LossOptions, _data: &Data, _name: &str) -> Result<LossOptions> {
+    fn with_weights(
+        &self,
+        options: &LossOptions,
+        _data: &Data,
+        _name: &str,
+    ) -> Result<LossOptions> {
         Ok(options.clone())
     }
 
-    /// The loss with settled options, on the last of the model's devices.
+    /// The loss with such options, on the last of the model's devices.
     fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>>;
 
     /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
@@ -100,19 +128,13 @@ pub struct LossOptions {
 }
 
 impl LossOptions {
-    /// Refuses options that only the loss of classes has. `how` is how `data` is learned.
-    pub(super) fn check_plain(&self, data: &str, how: &str) -> Result<()> {
-        let (setting, got) = if self.class_weights != ClassWeights::Equal {
-            ("class-weights", self.class_weights.to_string())
-        } else if self.label_smoothing != 0.0 {
-            ("label-smoothing", self.label_smoothing.to_string())
-        } else {
-            return Ok(());
-        };
-        Err(Error::Usage(format!(
-            "{} {got}: expected classes, and {data} are learned as {how}; help: leave it out",
-            SettingName(setting)
-        )))
+    /// Those that are not at their default, by setting.
+    fn given(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let has_weights = self.class_weights != ClassWeights::Equal;
+        let weights = has_weights.then(|| ("class-weights", self.class_weights.to_string()));
+        let smoothing = (self.label_smoothing != 0.0).then_some(self.label_smoothing);
+        let smoothing = smoothing.map(|it| ("label-smoothing", it.to_string()));
+        weights.into_iter().chain(smoothing)
     }
 }
 

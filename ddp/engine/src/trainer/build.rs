@@ -235,7 +235,7 @@ pub(super) fn step(
     let loss = match own_loss {
         Some(loss) => loss,
         None => {
-            let settled = task.settled(&options.loss_options(), data, options.data.name())?;
+            let settled = task.with_weights(&options.loss_options(), data, options.data.name())?;
             task.loss(&settled, last)?.into()
         }
     };

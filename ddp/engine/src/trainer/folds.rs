@@ -257,7 +257,7 @@ impl Rows {
         let optimizer =
             Optimizer::of_groups(options.rule(), &groups, &model.params, [owned, kept])?;
         let task = tasks::of(self.all.task());
-        let settled = task.settled(&options.loss_options(), data, options.data.name())?;
+        let settled = task.with_weights(&options.loss_options(), data, options.data.name())?;
         let loss = task.loss(&settled, Device::Cpu)?;
         let part = StageSpec {
             model,

@@ -51,7 +51,7 @@ impl<'a> RunFolder<'a> {
         let mut given = Config {
             resume: Resume::Never,
             override_: false,
-            ..options.settled()
+            ..options.with_defaults()
         };
         if let (Some(_), Some(base)) = (&given.lora, &mut given.init_from) {
             // Whoever uses the adapters reads it again, from any folder.
@@ -90,7 +90,7 @@ impl<'a> RunFolder<'a> {
             0 => None,
             _ => Some(data.held_out.fingerprint()?),
         };
-        let loss = tasks::of(data.train.task()).settled(
+        let loss = tasks::of(data.train.task()).with_weights(
             &options.loss_options(),
             data,
             options.data.name(),

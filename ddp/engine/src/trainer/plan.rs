@@ -40,7 +40,7 @@ impl Config {
         let task = tasks::of(data.train.task());
         let loss = self.loss_options();
         task.check(&loss, self.data.name())?;
-        task.settled(&loss, data, self.data.name())?;
+        task.with_weights(&loss, data, self.data.name())?;
         self.check_best(&*task, data)?;
         let rows = data.train.rows();
         self.check_rows(rows)?;

@@ -155,7 +155,7 @@ pub(super) fn plan(
     let shards = Shards::of_rank(options.same_bits.unwrap_or(ranks), 0, ranks);
     let [of_shard, micro] = division::rows_of_shard(options, data, shards.of);
     let loss = tasks::of(data.train.task());
-    let settled = loss.settled(&options.loss_options(), data, options.data.name())?;
+    let settled = loss.with_weights(&options.loss_options(), data, options.data.name())?;
     let loss = loss.loss(&settled, devices[0].planned())?;
     let batch = options.batch_rows().min(data.train.rows());
     let of_ranks = (0..ranks).map(|rank| {

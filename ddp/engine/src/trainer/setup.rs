@@ -21,7 +21,7 @@ use super::{agree, bf16, resume};
 use crate::checkpoint::Opened;
 use crate::config::Config;
 use crate::devices::{self, is_simulated};
-use crate::elastic::run::{LateState, RankRun};
+use crate::elastic::run::{RankRun, StateTransfer};
 use crate::elastic::session::{self, RunSettings, Session};
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -290,7 +290,7 @@ pub(super) fn assemble(
     };
     let mut optimizers = Vec::new();
     match (continued, &resumed) {
-        (Some(plan), _) => optimizers = run.level(world, &main, plan)?,
+        (Some(plan), _) => optimizers = run.share_progress(world, &main, plan)?,
         (_, Some(opened)) => resume::restore(options, opened, &mut run.step, &mut overridden)?,
         (_, None) => build::load_initial(options, world, run, &data)?,
     }
@@ -301,7 +301,7 @@ pub(super) fn assemble(
     let run = session.run();
     // All ranks have their new slices.
     run.advance()?;
-    let is_complete = run.late_state == LateState::Complete;
+    let is_complete = run.late_state == StateTransfer::Complete;
     let fields = agree::fields(&data, &run.step, is_complete, &run.base)?;
     agree::compare(fields, world)?;
 

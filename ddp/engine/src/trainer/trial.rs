@@ -68,12 +68,12 @@ pub struct Rehearsal {
     /// was not made.
     pub activation_bytes: Option<u64>,
     /// How long steps took on a GPU; none on the CPU, where a second of steps says little.
-    pub trial: Option<Trial>,
+    pub trial: Option<TimedTrial>,
 }
 
 /// Times of a few steps and an evaluation.
 #[derive(Clone, Copy, Debug)]
-pub struct Trial {
+pub struct TimedTrial {
     /// The median time of a step.
     pub step: Duration,
     /// Of this many steps.
@@ -228,7 +228,12 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
 
 /// Takes a few steps and evaluates, so that memory reaches its peak. On GPUs it takes steps for
 /// about a second, the same number on all ranks, and returns their times.
-fn trial(run: &mut Assembled, step: &mut Step, world: &World, taken: u64) -> Result<Option<Trial>> {
+fn trial(
+    run: &mut Assembled,
+    step: &mut Step,
+    world: &World,
+    taken: u64,
+) -> Result<Option<TimedTrial>> {
     let device = run.devices[0];
     let mut next = taken;
     let mut take_step = || -> Result<Duration> {
@@ -261,7 +266,7 @@ fn trial(run: &mut Assembled, step: &mut Step, world: &World, taken: u64) -> Res
     }
     let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());
     times.sort();
-    Ok(times.get(times.len() / 2).map(|step| Trial {
+    Ok(times.get(times.len() / 2).map(|step| TimedTrial {
         step: *step,
         steps: times.len() as u64,
         evaluation,

@@ -55,8 +55,11 @@ fn help_says_what_the_defaults_are() {
             "weight-decay",
             format!(
                 "{} for adamw and muon, {} for sgd",
-                defaults.settled().weight_decay.unwrap(),
-                train("--optimizer sgd").settled().weight_decay.unwrap()
+                defaults.with_defaults().weight_decay.unwrap(),
+                train("--optimizer sgd")
+                    .with_defaults()
+                    .weight_decay
+                    .unwrap()
             ),
         ),
         ("beta1", "0.9".to_string()),

@@ -75,7 +75,7 @@ fn flags_win_over_variables_and_these_over_the_file() {
 fn every_setting_can_stand_in_the_environment_and_in_a_file() {
     let whole = Config::default();
     let text = whole.to_toml();
-    assert_eq!(config("", &[], Some(&text)), whole.settled());
+    assert_eq!(config("", &[], Some(&text)), whole.with_defaults());
     // Each setting, as its own default, in a variable.
     for line in text.lines() {
         let (name, value) = line.split_once(" = ").unwrap();
@@ -86,8 +86,8 @@ fn every_setting_can_stand_in_the_environment_and_in_a_file() {
             value
         };
         assert_eq!(
-            config("", &[(&variable(name), &value)], None).settled(),
-            whole.settled(),
+            config("", &[(&variable(name), &value)], None).with_defaults(),
+            whole.with_defaults(),
             "{line}"
         );
     }
@@ -343,7 +343,7 @@ fn what_is_printed_reads_back_whatever_stands_in_it() {
             "{printed:?}"
         );
         let read = config("", &[], Some(&printed));
-        assert_eq!(read.settled(), expected.settled(), "{text:?}");
+        assert_eq!(read.with_defaults(), expected.with_defaults(), "{text:?}");
     }
     // A file's name cannot add a line either.
     let folder = crate::files::testing::Scratch::new();

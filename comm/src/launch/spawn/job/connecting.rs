@@ -73,7 +73,7 @@ impl Job {
             };
             self.agents.insert(connection, agent);
             // After an error the others that have come are still looked at.
-            result = result.and(self.happens(came));
+            result = result.and(self.handle(came));
         }
         result
     }

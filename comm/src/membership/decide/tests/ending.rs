@@ -9,7 +9,7 @@ fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() 
         said.iter()
             .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
         let why = "it does not answer".into();
-        job.happens(JobEvent::HostRefused { host: 1, why });
+        job.handle(JobEvent::HostRefused { host: 1, why });
         assert_eq!(job.state.exit_code(), code, "{said:?}");
     }
 }
@@ -19,7 +19,7 @@ fn a_job_whose_hosts_are_lost_while_it_ends_has_the_code_that_a_rank_has_said() 
 fn a_job_that_is_asked_to_stop_and_killed_has_the_code_that_a_rank_has_said_before() {
     for (said, code) in [(Some(74), 74), (None, 130)] {
         let mut job = trains(&[0, 0]);
-        job.happens(JobEvent::Signal(libc::SIGINT));
+        job.handle(JobEvent::Signal(libc::SIGINT));
         said.iter()
             .for_each(|&code| job.says(0, ToLauncher::Ends(code)));
         job.at_s(1000);
@@ -37,14 +37,14 @@ fn the_first_exit_code_that_ranks_say_is_that_of_the_job() {
     job.at_s(1);
     assert_eq!(job.starts(), [0, 1], "none is started again");
     job.ends(0, KILLED);
-    assert!(!job.state.goes_on());
+    assert!(!job.state.has_ranks());
     assert_eq!(job.state.exit_code(), 65);
     // How a rank ends after the job has done its work does not matter.
     let mut job = trains(&[0, 0]);
     job.says(1, ToLauncher::Ends(0));
     job.ends(0, KILLED);
     job.ends(1, End::Code(0));
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 0));
+    assert_eq!((job.state.has_ranks(), job.state.exit_code()), (false, 0));
 }
 
 /// Ranks wait for each other before they end.
@@ -54,7 +54,7 @@ fn ranks_that_have_done_their_work_do_not_wait_for_one_that_is_lost() {
         |job| job.ends(0, KILLED),
         |job| {
             let why = "it does not answer".into();
-            job.happens(JobEvent::HostRefused { host: 1, why });
+            job.handle(JobEvent::HostRefused { host: 1, why });
         },
     ];
     for lose in lost {
@@ -69,7 +69,7 @@ fn ranks_that_have_done_their_work_do_not_wait_for_one_that_is_lost() {
         assert!(!is_told(&job));
         lose(&mut job);
         assert!(is_told(&job));
-        assert!(job.state.is_done() && job.state.goes_on());
+        assert!(job.state.is_done() && job.state.has_ranks());
     }
 }
 
@@ -78,18 +78,18 @@ fn a_job_of_which_no_rank_is_left_ends_with_77() {
     let mut job = trains(&[0, 0]);
     job.state.rules.restarts = 0;
     job.ends(0, KILLED);
-    assert!(job.state.goes_on());
+    assert!(job.state.has_ranks());
     job.ends(1, KILLED);
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+    assert_eq!((job.state.has_ranks(), job.state.exit_code()), (false, 77));
 }
 
 #[test]
 fn a_second_ctrl_c_ends_all_within_three_seconds() {
     for (second, seconds) in [(libc::SIGINT, 4), (libc::SIGTERM, 60)] {
         let mut job = trains(&[0, 0]);
-        job.happens(JobEvent::Signal(libc::SIGINT));
+        job.handle(JobEvent::Signal(libc::SIGINT));
         job.at_s(1);
-        job.happens(JobEvent::Signal(second));
+        job.handle(JobEvent::Signal(second));
         assert_eq!(job.signals(), [libc::SIGINT, second]);
         job.at_s(seconds - 1);
         assert_eq!(job.signals(), [0; 0]);
@@ -111,11 +111,11 @@ fn a_ctrl_c_of_which_a_rank_has_told_before_is_not_the_first_of_the_launcher() {
     job.says(1, ToLauncher::Asked(libc::SIGINT));
     assert_eq!(job.signals(), [libc::SIGTERM]);
     job.says(0, ToLauncher::Asked(libc::SIGINT));
-    job.happens(JobEvent::Signal(libc::SIGINT));
+    job.handle(JobEvent::Signal(libc::SIGINT));
     assert_eq!(job.signals(), [libc::SIGINT]);
     job.at_s(50);
     assert_eq!(job.signals(), [0; 0]);
-    job.happens(JobEvent::Signal(libc::SIGINT));
+    job.handle(JobEvent::Signal(libc::SIGINT));
     job.at_s(53);
     assert_eq!(job.signals(), [libc::SIGINT, libc::SIGKILL]);
 }
@@ -189,9 +189,9 @@ fn a_job_whose_ranks_are_all_killed_names_them_and_their_signals() {
 fn a_job_that_is_asked_to_stop_when_no_rank_is_left_says_so() {
     let mut job = trains(&[0, 0]);
     [0, 1].iter().for_each(|&rank| job.ends(rank, KILLED));
-    assert!(job.state.goes_on());
-    job.happens(JobEvent::Signal(libc::SIGTERM));
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+    assert!(job.state.has_ranks());
+    job.handle(JobEvent::Signal(libc::SIGTERM));
+    assert_eq!((job.state.has_ranks(), job.state.exit_code()), (false, 77));
     let printed = |it: &JobAction| match it {
         JobAction::Print(line) => Some(line.clone()),
         _ => None,

@@ -10,7 +10,7 @@ fn a_rank_that_is_killed_is_the_cause_of_an_ordinary_jobs_end() {
     job.at(2999);
     assert_eq!(job.signals(), [0; 0]);
     job.ends(0, KILLED);
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 137));
+    assert_eq!((job.state.has_ranks(), job.state.exit_code()), (false, 137));
     // What ranks that are killed at the end say is no cause.
     for code in [65, EXIT_PEER_LOST] {
         let mut job = job_of(&[0, 0], false);
@@ -18,7 +18,10 @@ fn a_rank_that_is_killed_is_the_cause_of_an_ordinary_jobs_end() {
         job.at_s(3);
         assert_eq!(job.signals(), [libc::SIGKILL]);
         job.ends(1, KILLED);
-        assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
+        assert_eq!(
+            (job.state.has_ranks(), job.state.exit_code()),
+            (false, code)
+        );
     }
 }
 
@@ -78,7 +81,10 @@ fn ranks_of_an_ordinary_job_do_not_wait_for_one_that_has_ended_or_does_not_come(
         assert_eq!(message, Some(code));
         job.ends(2, End::Code(code));
         job.ends(0, End::Code(code));
-        assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, code));
+        assert_eq!(
+            (job.state.has_ranks(), job.state.exit_code()),
+            (false, code)
+        );
     }
 }
 

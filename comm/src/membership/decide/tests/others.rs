@@ -69,7 +69,7 @@ proptest! {
         for (event, after_ms) in events {
             now_ms += after_ms;
             job.now = Duration::from_millis(now_ms);
-            job.happens(event);
+            job.handle(event);
             let ranks = job.state.ranks.len();
             for action in &job.actions {
                 if let JobAction::Start { rank, .. } | JobAction::Kill { rank, .. }

@@ -91,7 +91,7 @@ fn a_rank_that_hangs_after_it_has_ended_the_job_is_killed() {
     job.at_s(121);
     assert_eq!(job.kills(), [0]);
     job.ends(0, KILLED);
-    assert_eq!((job.state.goes_on(), job.state.exit_code()), (false, 77));
+    assert_eq!((job.state.has_ranks(), job.state.exit_code()), (false, 77));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_stopped_rank_does_not_keep_others_from_saving_that_are_asked_to_stop() {
         let mut job = trains(&[0, 0, 0]);
         stopped.for_each(|rank| job.stops(rank, true));
         job.at_s(1);
-        job.happens(JobEvent::Signal(libc::SIGTERM));
+        job.handle(JobEvent::Signal(libc::SIGTERM));
         job.at_s(2);
         assert_eq!(job.kills(), [0; 0]);
         job.at_s(3);

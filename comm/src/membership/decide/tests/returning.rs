@@ -95,11 +95,11 @@ fn a_rank_that_disagrees_is_not_started_again_on_any_host() {
     job.waits(0);
     assert_eq!(job.members(), [0]);
     for host in [2, 1] {
-        job.happens(JobEvent::HostRefused {
+        job.handle(JobEvent::HostRefused {
             host,
             why: "gone".into(),
         });
-        job.happens(JobEvent::HostCame {
+        job.handle(JobEvent::HostCame {
             host,
             address: None,
         });
@@ -217,10 +217,10 @@ fn what_an_older_process_of_a_rank_does_has_no_effect() {
     let (rank, process, end) = (1, job.process(1), KILLED);
     job.ends(1, KILLED);
     job.at(20);
-    job.happens(JobEvent::Ended(rank, process, end));
+    job.handle(JobEvent::Ended(rank, process, end));
     let said = ToLauncher::Waits { after: 1, port: 7 };
-    job.happens(JobEvent::Said(rank, process, said));
-    assert!(job.state.goes_on() && job.state.restarted == 1);
+    job.handle(JobEvent::Said(rank, process, said));
+    assert!(job.state.has_ranks() && job.state.restarted == 1);
     assert_eq!(job.state.ranks[1].process.as_ref().unwrap().waits, None);
 }
 
@@ -229,11 +229,11 @@ fn a_lost_host_is_called_again_five_seconds_after_it_has_not_answered() {
     let mut job = trains(&[0, 1]);
     let refuses = |job: &mut Job, why: &str| {
         let why = why.to_string();
-        job.happens(JobEvent::HostRefused { host: 1, why });
+        job.handle(JobEvent::HostRefused { host: 1, why });
     };
     let calls_at_s = |job: &mut Job, seconds: u64| {
         job.now = Duration::from_secs(seconds);
-        job.happens(JobEvent::Tick);
+        job.handle(JobEvent::Tick);
         job.done(|action| match action {
             JobAction::Call { host, .. } => Some(*host),
             _ => None,
@@ -251,7 +251,7 @@ fn a_lost_host_is_called_again_five_seconds_after_it_has_not_answered() {
     // It may still answer.
     assert!(calls_at_s(&mut job, 34).is_empty());
     assert_eq!(calls_at_s(&mut job, 35), [1]);
-    job.happens(JobEvent::HostGone(1));
+    job.handle(JobEvent::HostGone(1));
     assert!(calls_at_s(&mut job, 39).is_empty());
     assert_eq!(calls_at_s(&mut job, 40), [1]);
     // The user is told once why.
@@ -264,7 +264,7 @@ fn a_lost_host_is_called_again_five_seconds_after_it_has_not_answered() {
     assert_eq!(calls_at_s(&mut job, 45), [1]);
     refuses(&mut job, "expected version 2, got 1; help: install it");
     assert_eq!(lines(&mut job).len(), 0);
-    job.happens(JobEvent::HostCame {
+    job.handle(JobEvent::HostCame {
         host: 1,
         address: None,
     });
@@ -282,10 +282,10 @@ fn no_host_is_called_that_could_start_no_rank() {
     for spoil in spoilers {
         let mut job = trains(&[0, 1]);
         let why = "it stalls".into();
-        job.happens(JobEvent::HostRefused { host: 1, why });
+        job.handle(JobEvent::HostRefused { host: 1, why });
         spoil(&mut job.state);
         job.now = Duration::from_secs(60);
-        job.happens(JobEvent::Tick);
+        job.handle(JobEvent::Tick);
         assert!(
             !job.actions
                 .iter()

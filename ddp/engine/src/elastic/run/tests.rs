@@ -77,7 +77,7 @@ fn get_the_state(steps: [u64; 4]) {
         let step = steps[world.rank()];
         let mut rank_run = run_after(&world, step, step as f64);
         let group = world.group("main").unwrap();
-        rank_run.level(&world, &group, &plan).unwrap();
+        rank_run.share_progress(&world, &group, &plan).unwrap();
         rank_run.give_state(&group).unwrap();
         for tensor in state(&rank_run) {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), vec![7.0; tensor.count()]);
