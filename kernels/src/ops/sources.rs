@@ -49,7 +49,7 @@ mod tests {
         let names = folder.map(|it| it.unwrap().file_name().into_string().unwrap());
         // Chains are compiled as a model needs them.
         let files = names.filter(|it| it.ends_with(".cu") && it != "chain.cu");
-        let listed = SOURCES.map(|it| it.name.to_string());
+        let listed = SOURCES.map(|it| it.name().to_string());
         assert_eq!(files.collect::<BTreeSet<_>>(), BTreeSet::from(listed));
     }
 }
