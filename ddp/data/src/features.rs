@@ -285,15 +285,29 @@ impl Normalization {
         }
     }
 
+    /// The range in the units that `apply` makes.
+    pub fn applied_range(&self) -> Vec<[f32; 2]> {
+        if self.range.is_empty() {
+            return Vec::new();
+        }
+        let [mut least, mut greatest] = [0, 1].map(|end| -> Vec<f32> {
+            let ends = self.range.iter().map(|range| range[end]);
+            ends.collect()
+        });
+        self.apply(&mut least, self.range.len());
+        self.apply(&mut greatest, self.range.len());
+        least.into_iter().zip(greatest).map(Into::into).collect()
+    }
+
+    /// Clips predictions in the units that `apply` makes.
+    pub fn clip(&self, x: &mut [f32], _width: usize) {
+        clamp(x, &self.applied_range());
+    }
+
     /// Undoes `apply` on predictions, which are clipped to the range.
     pub fn undo_clipped(&self, x: &mut [f32], width: usize) {
         self.undo(x, width);
-        for row in x.chunks_exact_mut(self.range.len().max(1)) {
-            for (value, [least, greatest]) in row.iter_mut().zip(&self.range) {
-                // NaN stays what it is.
-                *value = value.clamp(*least, *greatest);
-            }
-        }
+        clamp(x, &self.range);
     }
 
     /// Undoes `apply` on whole rows of `width` numbers. A number with scale 0 becomes its shift.
@@ -313,6 +327,15 @@ impl Normalization {
     pub(crate) fn fits(&self, width: usize) -> bool {
         let count = self.shift.len();
         self.scale.len() == count && (count == 1 || count == width)
+    }
+}
+
+/// Brings each number of whole rows into its range. NaN stays what it is.
+fn clamp(x: &mut [f32], range: &[[f32; 2]]) {
+    for row in x.chunks_exact_mut(range.len().max(1)) {
+        for (value, [least, greatest]) in row.iter_mut().zip(range) {
+            *value = value.clamp(*least, *greatest);
+        }
     }
 }
 

@@ -272,15 +272,37 @@ impl Labels {
             }
         }
         if is_open {
-            let (what, other) = match guess::are_few_classes(&rows_of) {
-                true => ("few, consecutive and common: classes", TaskKind::Regression),
-                false => ("many, rare or with gaps: numbers", TaskKind::Classification),
+            let (what, other, so) = match guess::are_few_classes(&rows_of) {
+                true => (
+                    "few, consecutive and common: classes",
+                    TaskKind::Regression,
+                    "numbers",
+                ),
+                false => (
+                    "many, rare or with gaps: numbers",
+                    TaskKind::Classification,
+                    "classes",
+                ),
             };
+            let pairs: Vec<(i64, u64)> = rows_of.iter().map(|(a, b)| (*a, *b)).collect();
+            if let Some(((odd, rows), _)) = guess::odd_class(&pairs, self.rows.rows())
+                && guess::are_few_classes(
+                    &rows_of
+                        .iter()
+                        .filter(|it| *it.0 != odd)
+                        .map(|(a, b)| (*a, *b))
+                        .collect(),
+                )
+            {
+                tracing::warn!(
+                    "{odd} is the label of {rows} rows, far from all others: remove these rows if it marks missing labels"
+                );
+            }
             if other == TaskKind::Classification {
                 self.coding = LabelCoding::Values;
             }
             self.choice = Some(format!(
-                "the labels are {} different whole numbers, {what} ({TASK} {} takes them for the other)",
+                "the labels are {} different whole numbers, {what} ({TASK} {} learns them as {so})",
                 rows_of.len(),
                 other.name()
             ));

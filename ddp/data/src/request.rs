@@ -48,6 +48,12 @@ impl Data {
         let description = format!("{rows} rows of the program itself, {others} held out");
         Data::new(Arc::new(train), Arc::new(held_out), description)
     }
+
+    /// The ranges of numeric labels, in the units of training; none if predictions are not clipped.
+    pub fn target_ranges(&self) -> Vec<[f32; 2]> {
+        let normalization = self.target_normalization.as_ref();
+        normalization.map_or_else(Vec::new, Normalization::applied_range)
+    }
 }
 
 /// Which data are wanted. Fields are named after the settings.

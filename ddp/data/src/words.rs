@@ -103,8 +103,22 @@ pub fn is_written_otherwise(text: &str) -> bool {
     plain != text && has_digit && number(plain.as_bytes()).is_some()
 }
 
-/// Whether a text is a date by its digits: year, month and day, or the other way round.
+/// Names of months, of which at least three letters are written.
+const MONTHS: &str = "january february march april may june july august september october november december";
+
+/// Whether a text is a date: year, month and day in digits, or the other way round, or with the
+/// month's name.
 pub fn is_date(text: &str) -> bool {
+    let words: Vec<&str> = text.split([' ', '-', ',', '.', '/']).filter(|it| !it.is_empty()).take(3).collect();
+    let is_month = |word: &&&str| {
+        let word = word.to_ascii_lowercase();
+        word.len() >= 3 && MONTHS.split(' ').any(|month| month.starts_with(&word))
+    };
+    let is_number = |word: &&&str| word.len() <= 4 && word.bytes().all(|it| it.is_ascii_digit());
+    let (months, numbers) = (words.iter().filter(is_month), words.iter().filter(is_number));
+    if months.count() == 1 && numbers.count() == 2 {
+        return true;
+    }
     let date = text.split(['T', ' ']).next().unwrap_or_default();
     let parts = date.split(['-', '/', '.']);
     let digits = parts.map(|part| {
@@ -115,7 +129,8 @@ pub fn is_date(text: &str) -> bool {
         }
     });
     let digits: Vec<usize> = digits.collect();
-    matches!(digits[..], [4, 1..=2, 1..=2] | [1..=2, 1..=2, 4])
+    let is_short = matches!(digits[..], [1..=2, 1..=2, 2]) && date.contains('/');
+    is_short || matches!(digits[..], [4, 1..=2, 1..=2] | [1..=2, 1..=2, 4])
 }
 
 /// Whether a cell is a name of digits, as post codes are: a number would lose its leading zeros.

@@ -83,6 +83,8 @@ pub struct Step {
     own_bad_step: Tensor,
     graphs: StepGraphs,
     measures_norm: bool,
+    /// Ranges of outputs in evaluations; none if they count as they are.
+    output_ranges: Vec<[f32; 2]>,
     /// How many of this rank's rows memory is taken for, if they were as long as rows may be.
     reserved: usize,
     /// Origins of batches that all ranks have alike, while their loaders live. None if the ranks
@@ -146,6 +148,7 @@ impl Step {
             graphs: StepGraphs::new(options.graph, device, devices, shards.unwrap_or(ranks))?,
             model,
             measures_norm: false,
+            output_ranges: Vec::new(),
             reserved: 0,
             compared: None,
         })

@@ -71,9 +71,9 @@ pub(crate) fn flag(setting: &'static Setting) -> Arg {
     let name = setting.name();
     let help = flags_in_help(&setting.help);
     // The first sentence, and what follows from other settings.
-    let end = help.find("; ").into_iter().chain(help.find(". ")).min();
-    let (short, rest) = help.split_at(end.unwrap_or(help.len()));
-    let found = rest.rfind(" [default: ").map_or("", |at| &rest[at..]);
+    let (text, found) = help.split_at(help.rfind(" [default: ").unwrap_or(help.len()));
+    let end = text.find("; ").into_iter().chain(text.find(". ")).min();
+    let short = &text[..end.unwrap_or(text.len())];
     let default = match &setting.default {
         serde_json::Value::Null => String::new(),
         serde_json::Value::String(none) if none.is_empty() => String::new(),

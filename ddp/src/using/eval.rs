@@ -147,10 +147,11 @@ fn batch(
     let outputs = output.count() / batch.mine.max(1);
     output
         .with_slice(|values: &[f32]| check_finite("the model gives", values, outputs, number))??;
-    // The loss is that of training; errors are in the units of the labels.
+    // The loss is that of training, of clipped outputs; errors are in the units of the labels.
     let normalization = ready.chosen.opened.state.target_normalization.as_ref();
     let learned = rescaled(&targets, normalization, Normalization::apply)?;
-    let mut sums = ready.forward.losses(loss, &output, &learned)?.to_vec();
+    let clipped = rescaled(&output, normalization, Normalization::clip)?;
+    let mut sums = ready.forward.losses(loss, &clipped, &learned)?.to_vec();
     let output = rescaled(&output, normalization, Normalization::undo_clipped)?;
     sums.extend(evaluation.count(&output, &targets)?);
     Ok(sums)

@@ -22,6 +22,8 @@ pub struct TableRequest {
     pub leaves_out: bool,
     /// Whether a trained model says what the features are.
     pub is_for_model: bool,
+    /// Whether columns are only copied. One may have no name, as an index that pandas wrote.
+    pub is_kept: bool,
 }
 
 /// The wanted columns of a table.
@@ -90,7 +92,9 @@ impl<'a> Columns<'a> {
         let features = request.features.iter();
         let features = features.map(|plan| columns.place(&plan.name, &places));
         columns.features = features.collect::<Result<_>>()?;
-        columns.check_features()?;
+        if !request.is_kept {
+            columns.check_features()?;
+        }
         Ok(columns)
     }
 

@@ -38,6 +38,14 @@ pub(crate) fn day(text: &str) -> Option<i64> {
         return None;
     }
     let from_march = (month + 9) % 12;
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let of_month = BEFORE.get(from_march as usize + 1);
+    let of_month = of_month.map_or(28 + i64::from(is_leap), |next| {
+        next - BEFORE[from_march as usize]
+    });
+    if day > of_month {
+        return None;
+    }
     let year = year - i64::from(month < 3);
     let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     // 1970 began 719,468 days after March of the year 0.
@@ -86,6 +94,9 @@ mod tests {
             "2026-1-111",
             "11/22/2026",
             "2026-11-22-1",
+            "2026-11-31",
+            "2026-02-29",
+            "1900-02-29",
             "",
             "a-b-c",
         ] {

@@ -67,7 +67,7 @@ pub(crate) fn survey(
     categorical: &[String],
     cache_dir: Option<&Path>,
 ) -> Result<Survey> {
-    let asked = serde_json::json!(["survey 6", request.features, request.label, categorical]);
+    let asked = serde_json::json!(["survey 7", request.features, request.label, categorical]);
     let made = converted(path, cache_dir, &asked, |to| {
         let mut table = Table::open(path)?;
         let columns = Columns::choose(path, request, table.rows.names())?;
@@ -213,11 +213,11 @@ impl<'a> RowWriter<'a> {
                 };
                 match day {
                     Some(day) => self.features.extend(dates::features(day, first)),
-                    None => return bad("expected a date such as 2026-11-22"),
+                    None => return bad(&no_date(&value.text())),
                 }
             }
             (Cell::Number(_), None) if matches!(plan.more, MoreFeatures::Date { .. }) => {
-                return bad("expected a date such as 2026-11-22");
+                return bad(&no_date(&value.text()));
             }
             (Cell::Number(number), None) if (number as f32).is_finite() => {
                 self.features.push(number as f32);
@@ -274,13 +274,17 @@ impl<'a> RowWriter<'a> {
         let leaves_out = columns.request.leaves_out;
         let is_wrong = self.rows == 0 || !leaves_out || self.labels.as_ref().is_some_and(are_texts);
         if self.unlabelled > 0 && is_wrong {
-            let (got, left_out) = match leaves_out {
-                true => ("an empty cell, NA or NaN", self.unlabelled),
-                false => ("an empty cell", 0),
+            let (got, left_out, class) = match leaves_out {
+                true => (
+                    "an empty cell, NA or NaN",
+                    self.unlabelled,
+                    "; a class that is called NA needs another name",
+                ),
+                false => ("an empty cell", 0, ""),
             };
             return Err(columns.bad(format!(
                 "{}: expected a number or a text as label, got {got}; number of missing labels: {} in {} rows; \
-                 help: fill them in or remove these rows",
+                 help: fill them in or remove these rows{class}",
                 self.first_unlabelled,
                 self.unlabelled,
                 self.rows + left_out
@@ -314,6 +318,12 @@ impl Columns<'_> {
     fn bad_cell(&self, table: &dyn TableReader, column: usize, what: &str) -> Error {
         self.bad(format!("{}: {what}", self.cell_place(table, column)))
     }
+}
+
+/// What is wrong with a cell of a column of dates.
+fn no_date(cell: &[u8]) -> String {
+    let got = shown(cell);
+    format!("expected a date such as 2026-11-22, got {got}; help: correct it")
 }
 
 /// The names of all classes together in a flat file's header.

@@ -6,6 +6,8 @@
 pub(crate) const AUTO_VALUES_MAX: usize = 256;
 /// Of a column with more different texts only so many, the commonest, become a feature each.
 pub(crate) const COMMON_VALUES_MAX: usize = 40;
+/// A few texts among more different numbers than this are mistakes, not categories.
+pub(crate) const MIXED_NUMBERS_MAX: usize = 10;
 /// A value in fewer rows says nothing about others.
 pub(crate) const COMMON_ROWS: u64 = 2;
 /// Texts of more bytes than this on average are sentences.

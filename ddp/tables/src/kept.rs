@@ -56,6 +56,7 @@ pub fn keep(paths: Vec<PathBuf>, asked: &str) -> Result<(Vec<u8>, KeptCells)> {
 pub(crate) fn select(path: &Path, names: &[String]) -> Result<(Box<dyn TableReader>, Vec<usize>)> {
     let request = TableRequest {
         features: names.iter().map(|name| ColumnPlan::number(name)).collect(),
+        is_kept: true,
         ..TableRequest::default()
     };
     let mut rows = Table::open(path)?.rows;
@@ -110,6 +111,16 @@ mod tests {
         );
         let error = kept(&scratch, "id", &[3, 4]).unwrap_err();
         assert!(error.to_string().contains("a file has changed"), "{error}");
+    }
+
+    #[test]
+    fn an_index_without_a_name_is_kept() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("t.csv");
+        fs::write(&path, ",x,y\n7,1,2\n8,3,4\n").unwrap();
+        let (mut bytes, mut cells) = keep(vec![path], "all").unwrap();
+        cells(1, &mut bytes).unwrap();
+        assert_eq!(String::from_utf8(bytes).unwrap(), ",x,y,8,3,4,");
     }
 
     #[test]

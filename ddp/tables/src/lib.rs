@@ -97,12 +97,13 @@ impl Tables for Reader {
         let schema = Schema::of(&table, wanted)?;
         let cache_dir = wanted.files.request.cache_dir.as_deref();
         let contents = flat::open(table, &schema.request, cache_dir)?;
+        let mut notes = schema.notes;
+        let why: String = notes.iter().map(|it| format!("\n  {it}")).collect();
         let array_of = |key: &str| -> Result<Array, String> {
-            let none = format!("no columns of {key} are left; help: leave out fewer columns");
+            let none = format!("no columns of {key} are left; help: leave out fewer columns{why}");
             contents.find(key)?.cloned().ok_or(none)
         };
         let bad = |why| Error::Data(format!("{}: {why}", path.display()));
-        let mut notes = schema.notes;
         if let Some(rows) = contents.about.unlabelled {
             let name = path.display();
             notes.push(format!(

@@ -7,7 +7,9 @@ use ddp_data::setting::{CATEGORICAL, DROP, MISSING};
 use ddp_data::words::listed_up_to;
 use ddp_data::{AUTO, COMMON, ColumnPlan, Missing, MoreFeatures, Result, TableSettings, bail};
 
-use crate::guess::{self, AUTO_VALUES_MAX, COMMON_ROWS, COMMON_VALUES_MAX, TABLE_BYTES_MAX};
+use crate::guess::{
+    self, AUTO_VALUES_MAX, COMMON_ROWS, COMMON_VALUES_MAX, MIXED_NUMBERS_MAX, TABLE_BYTES_MAX,
+};
 use crate::survey::{NAMED_VALUES_MAX, Survey, SurveyedColumn, described, help, list};
 
 /// The columns that become features, and what was chosen.
@@ -44,9 +46,9 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
                 None => Fate::Refused,
             },
             column if is_common => column.common(),
-            column if is_auto && column.texts > 0 => match &column.values {
+            column if is_auto && column.texts > 0 => match column.all_values() {
                 Some(values) if column.may_be_categories() => {
-                    Fate::Features(Some(values.keys().cloned().collect()), MoreFeatures::None)
+                    Fate::Features(Some(values.into_keys().collect()), MoreFeatures::None)
                 }
                 _ => Fate::Refused,
             },
@@ -83,8 +85,7 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
         let name = name.clone();
         plan.columns.push(ColumnPlan { name, values, more });
     }
-    let word = if is_common { COMMON } else { AUTO };
-    ensure_features(&refused, (is_auto || is_common).then_some(word), path)?;
+    ensure_features(&refused, [is_auto, is_common], path)?;
     check_size(survey, &plan.columns, path)?;
     let mut say = |names: Vec<String>, text: &str, how: &str| {
         if !names.is_empty() {
@@ -93,7 +94,7 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
             plan.notes.push(format!("{text}: {some}{more} ({how})"));
         }
     };
-    let how = format!("{CATEGORICAL} none, or names of columns, changes it");
+    let how = format!("{DROP} COLUMN leaves one out");
     say(
         categories,
         "text columns whose values become features",
@@ -108,28 +109,39 @@ pub(crate) fn plan(survey: &Survey, settings: &TableSettings, path: &str) -> Res
     Ok(plan)
 }
 
-/// Refuses columns, with how to keep them if `word` encodes others.
-fn ensure_features(refused: &[&SurveyedColumn], word: Option<&str>, path: &str) -> Result<()> {
+/// Refuses columns, with how to keep them.
+fn ensure_features(
+    refused: &[&SurveyedColumn],
+    [is_auto, is_common]: [bool; 2],
+    path: &str,
+) -> Result<()> {
     if refused.is_empty() {
         return Ok(());
     }
     let what = described(refused, SurveyedColumn::describe_texts);
     let mut help = help(refused, false);
-    if let Some(word) = word.filter(|_| refused.iter().all(|it| it.bad_value.is_none())) {
+    let word = if is_common { COMMON } else { AUTO };
+    if (is_auto || is_common) && refused.iter().all(|it| it.bad_value.is_none()) {
         help += &format!(
             "; to encode their texts as they are: {CATEGORICAL} {word},{}",
             list(refused)
         );
     }
-    bail!(
-        "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts ({NAMED_VALUES_MAX} in a column that \
-         {CATEGORICAL} names), no numbers or dates, and not a different text in nearly every row; got {what}\n  help: {help}"
-    )
+    let expected = match is_common {
+        true => {
+            "plain numbers, dates such as 2026-11-22, or texts without numbers among them".into()
+        }
+        false => format!(
+            "categories: at most {AUTO_VALUES_MAX} different texts ({NAMED_VALUES_MAX} in a column that {CATEGORICAL} \
+             names), no numbers or dates, and not a different text in nearly every row"
+        ),
+    };
+    bail!("{path}: expected {expected}; got {what}\n  help: {help}")
 }
 
 /// Refuses features that take many times the table's space, before they are written.
 fn check_size(survey: &Survey, columns: &[ColumnPlan], path: &str) -> Result<()> {
-    let cells = |column: &SurveyedColumn| column.numbers + column.texts + column.missing;
+    let cells = |column: &SurveyedColumn| column.cells().saturating_add(column.missing);
     let rows = survey.columns.first().map_or(0, cells);
     let width: usize = columns.iter().map(ColumnPlan::width).sum();
     let bytes = rows.saturating_mul(4 * width as u64);
@@ -152,7 +164,7 @@ fn check_size(survey: &Survey, columns: &[ColumnPlan], path: &str) -> Result<()>
 impl SurveyedColumn {
     /// What it becomes if no setting names it.
     fn common(&self) -> Fate {
-        let cells = self.numbers + self.texts;
+        let cells = self.cells();
         if self.texts == 0 {
             return match cells {
                 0 => Fate::LeftOut("no cell has a value".into()),
@@ -164,6 +176,10 @@ impl SurveyedColumn {
         {
             return Fate::Features(None, MoreFeatures::Date { first });
         }
+        if 2 * self.iso_dates > self.texts {
+            let others = cells - self.iso_dates.min(cells);
+            return Fate::LeftOut(format!("dates, but {others} of {cells} cells are none"));
+        }
         if 2 * self.dates > self.texts {
             let form = "dates in a form that may mean several days; write them as 2026-11-22";
             return Fate::LeftOut(form.into());
@@ -173,27 +189,27 @@ impl SurveyedColumn {
         }
         // A few texts among numbers are probably mistakes; numbers with leading zeros are names.
         let are_mixed = self.numbers > self.texts && self.leading_zeros == 0;
-        let Some(values) = &self.values else {
-            return match are_mixed {
-                true => Fate::Refused,
-                false => Fate::LeftOut(format!("more than {NAMED_VALUES_MAX} different texts")),
-            };
-        };
-        let (different, mut common) = (values.len() as u64, Vec::from_iter(values));
-        if are_mixed && different > COMMON_VALUES_MAX as u64 {
+        let numbers = self.number_values.as_ref();
+        if are_mixed && numbers.is_none_or(|numbers| numbers.len() > MIXED_NUMBERS_MAX) {
             return Fate::Refused;
         }
+        // Of many numbers among texts none is common.
+        let Some(values) = self.all_values().or_else(|| self.values.clone()) else {
+            return Fate::LeftOut(format!("more than {NAMED_VALUES_MAX} different texts"));
+        };
+        let (different, mut common) = (values.len() as u64, Vec::from_iter(&values));
         // The commonest first, of equal ones in the order of their texts.
         common.sort_by_key(|(_, rows)| Reverse(**rows));
         common.truncate(COMMON_VALUES_MAX);
-        let common_cells = common.iter().map(|(_, rows)| **rows).sum();
+        let rows = common.iter().map(|(_, rows)| **rows);
+        let common_cells = rows.fold(0, u64::saturating_add);
         let are_many = guess::are_identifiers(different, common_cells, cells, self.text_bytes);
         common.retain(|(_, rows)| **rows >= COMMON_ROWS);
         if are_many || self.is_nearly_unique() || common.is_empty() {
             let what = "free text or identifiers";
             return Fate::LeftOut(format!("{what}, {different} different in {cells} cells"));
         }
-        let more = match common.len() as u64 == different {
+        let more = match common.len() as u64 == different && numbers.is_some() {
             true => MoreFeatures::None,
             false => MoreFeatures::Other,
         };
@@ -204,8 +220,9 @@ impl SurveyedColumn {
 
     /// Its name and how many of its values become features.
     fn describe_values(&self, kept: usize) -> String {
-        let different = self.values.as_ref().map_or(0, |values| values.len());
-        match different - kept {
+        let values = self.all_values().or_else(|| self.values.clone());
+        let different = values.map_or(0, |values| values.len());
+        match different.saturating_sub(kept) {
             0 => format!("{:?} {kept}", self.name),
             _ => format!("{:?} {kept} of {different} and (other)", self.name),
         }

@@ -123,8 +123,10 @@ impl Settling<'_> {
                 features,
                 allows_missing: files.allows_missing(),
                 labels_are_texts: files.has_text_classes(),
-                leaves_out: files.model.is_some() || files.chooses_columns(),
+                leaves_out: (files.model.is_some() || files.chooses_columns())
+                    && !files.has_text_classes(),
                 is_for_model: files.model.is_some(),
+                is_kept: false,
             },
             left_out,
             notes: notes.unwrap_or_default(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use ddp_data::files::io::{reading, refuse, writing};
 use ddp_data::setting::{CATEGORICAL, DROP, LABELS, MISSING};
 use ddp_data::words::{PLAIN_HELP, has_leading_zeros, is_date, is_written_otherwise, pasted};
-use ddp_data::{COMMON, ColumnPlan, Error, Result};
+use ddp_data::{AUTO, COMMON, ColumnPlan, Error, MoreFeatures, Result};
 
 use crate::columns::Columns;
 use crate::dates;
@@ -52,8 +52,11 @@ pub(crate) struct SurveyedColumn {
     pub(crate) text_bytes: u64,
     /// Whether every cell is the label of its row.
     pub(crate) is_label: bool,
-    /// The different values, and in how many rows each is; `None` if they cannot all be categories.
+    /// The different texts, of a named column also numbers, and in how many rows each is; `None`
+    /// if they cannot all be categories.
     pub(crate) values: Option<BTreeMap<String, u64>>,
+    /// The different numbers of a column that is not named; `None` if there are many.
+    pub(crate) number_values: Option<BTreeMap<String, u64>>,
     /// Why they cannot, if not because there are more than `values_max`.
     pub(crate) bad_value: Option<String>,
     values_max: usize,
@@ -71,12 +74,16 @@ impl Survey {
         rows.select(&columns.all())?;
         let categorical: HashSet<&String> = categorical.iter().collect();
         let is_common = categorical.iter().any(|name| *name == COMMON);
+        // A column may be called as the words of the setting are.
+        let is_named =
+            |name: &String| categorical.contains(name) && ![AUTO, COMMON].contains(&&**name);
         let column = |plan: &ColumnPlan| SurveyedColumn {
             name: plan.name.clone(),
             values: Some(BTreeMap::new()),
+            number_values: Some(BTreeMap::new()),
             is_label: columns.labels.len() == 1,
-            is_named: categorical.contains(&plan.name),
-            values_max: if is_common || categorical.contains(&plan.name) {
+            is_named: is_named(&plan.name),
+            values_max: if is_common || is_named(&plan.name) {
                 NAMED_VALUES_MAX
             } else {
                 AUTO_VALUES_MAX
@@ -105,8 +112,9 @@ impl Survey {
         for (column, &index) in self.columns.iter_mut().zip(&columns.features) {
             let value = table.value(index);
             let place = || table.place(index);
-            column.is_label &= label.is_none_or(|label| label.text() == value.text());
-            match value.cell() {
+            column.is_label &= label.is_none_or(|label| label.category() == value.category());
+            let cell = value.cell();
+            match cell {
                 Cell::Number(_) => column.numbers += 1,
                 Cell::Text(text) => {
                     if column.texts == 0 {
@@ -132,7 +140,8 @@ impl Survey {
                     continue;
                 }
             }
-            column.add_value(&value.category(), &place);
+            let is_number = matches!(cell, Cell::Number(_));
+            column.add_value(&value.category(), is_number, &place);
         }
     }
 
@@ -152,28 +161,28 @@ impl Survey {
     /// Adds the same columns of another table.
     pub(crate) fn merge(&mut self, later: Survey) {
         for (column, later) in self.columns.iter_mut().zip(later.columns) {
-            column.numbers += later.numbers;
-            column.texts += later.texts;
-            column.missing += later.missing;
+            for (sum, more) in [
+                (&mut column.numbers, later.numbers),
+                (&mut column.texts, later.texts),
+                (&mut column.missing, later.missing),
+                (&mut column.written_texts, later.written_texts),
+                (&mut column.leading_zeros, later.leading_zeros),
+                (&mut column.dates, later.dates),
+                (&mut column.iso_dates, later.iso_dates),
+                (&mut column.text_bytes, later.text_bytes),
+            ] {
+                *sum = sum.saturating_add(more);
+            }
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
-            column.written_texts += later.written_texts;
-            column.leading_zeros += later.leading_zeros;
             column.bad_value = column.bad_value.take().or(later.bad_value);
-            column.dates += later.dates;
-            column.iso_dates += later.iso_dates;
             let days = column.first_day.into_iter().chain(later.first_day);
             column.first_day = days.min();
-            column.text_bytes += later.text_bytes;
             column.is_label &= later.is_label;
-            let both = column.values.take().zip(later.values);
-            let all = both.map(|(mut values, more)| {
-                for (value, rows) in more {
-                    *values.entry(value).or_default() += rows;
-                }
-                values
-            });
-            column.values = all.filter(|all| all.len() <= column.values_max);
+            let most = column.values_max;
+            column.values = together(column.values.take(), later.values, most);
+            let numbers = (column.number_values.take(), later.number_values);
+            column.number_values = together(numbers.0, numbers.1, AUTO_VALUES_MAX);
         }
     }
 
@@ -183,7 +192,8 @@ impl Survey {
         let request = columns.request;
         let (mut texts, mut missing, mut problems) = (Vec::new(), Vec::new(), Vec::new());
         for (column, plan) in self.columns.iter().zip(&request.features) {
-            if column.texts > 0 && !plan.is_categorical() {
+            let is_date = matches!(plan.more, MoreFeatures::Date { .. });
+            if column.texts > 0 && !plan.is_categorical() && !is_date {
                 texts.push(column);
             }
             if column.missing > 0 && !request.allows_missing {
@@ -212,6 +222,20 @@ impl Survey {
         let problems = (!problems.is_empty()).then(|| problems.join("\n  "))?;
         Some(columns.bad(format!("{problems}\n  help: {help}")))
     }
+}
+
+/// Both values, if there are at most so many.
+fn together(
+    first: Option<BTreeMap<String, u64>>,
+    more: Option<BTreeMap<String, u64>>,
+    most: usize,
+) -> Option<BTreeMap<String, u64>> {
+    let mut all = first?;
+    for (value, rows) in more? {
+        let sum = all.entry(value).or_default();
+        *sum = sum.saturating_add(rows);
+    }
+    Some(all).filter(|all| all.len() <= most)
 }
 
 /// What to do about columns of texts and missing cells, with the settings to paste.
@@ -264,15 +288,26 @@ impl SurveyedColumn {
     /// Whether its texts may be categories without being named.
     pub(crate) fn may_be_categories(&self) -> bool {
         let are_texts = self.texts >= self.numbers || self.have_leading_zeros();
-        let values = self.values.as_ref();
+        let values = self.all_values();
         let has_few = values.is_some_and(|all| all.len() <= AUTO_VALUES_MAX) && are_texts;
         has_few && !self.is_nearly_unique() && !self.are_written()
     }
 
+    /// All different values; `None` if there are too many.
+    pub(crate) fn all_values(&self) -> Option<BTreeMap<String, u64>> {
+        together(self.values.clone(), self.number_values.clone(), usize::MAX)
+    }
+
+    /// How many cells have a value.
+    pub(crate) fn cells(&self) -> u64 {
+        self.texts.saturating_add(self.numbers)
+    }
+
     /// Whether so many of its values are different that categories say nothing.
     pub(crate) fn is_nearly_unique(&self) -> bool {
-        let different = self.values.as_ref().map_or(0, BTreeMap::len) as u64;
-        guess::are_nearly_unique(different, self.texts + self.numbers)
+        let count = |of: &Option<BTreeMap<String, u64>>| of.as_ref().map_or(0, BTreeMap::len);
+        let different = count(&self.values) + count(&self.number_values);
+        guess::are_nearly_unique(different as u64, self.cells())
     }
 
     /// Whether most texts are numbers or dates in a form that programs do not read.
@@ -312,14 +347,14 @@ impl SurveyedColumn {
         format!("\"{}\" ({}, the first in {first})", self.name, self.missing)
     }
 
-    fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
-        let is_of_numbers = self.texts == 0 && !self.is_named;
-        let most = if is_of_numbers {
-            self.values_max.min(AUTO_VALUES_MAX + 1)
+    /// Counts a value. Numbers are counted apart, so that the order of rows does not matter.
+    fn add_value(&mut self, text: &[u8], is_number: bool, place: &dyn Fn() -> String) {
+        let (all, most) = if is_number && !self.is_named {
+            (&mut self.number_values, AUTO_VALUES_MAX)
         } else {
-            self.values_max
+            (&mut self.values, self.values_max)
         };
-        let Some(values) = &mut self.values else {
+        let Some(values) = all else {
             return;
         };
         match std::str::from_utf8(text) {
@@ -330,7 +365,6 @@ impl SurveyedColumn {
             Ok(text) if text.len() > VALUE_BYTES_MAX => {
                 self.bad_value = Some(format!("more than {VALUE_BYTES_MAX} bytes in {}", place()));
             }
-            // Columns of numbers alone are not kept whole.
             Ok(text) if values.len() < most => {
                 values.insert(text.to_string(), 1);
                 return;
@@ -344,6 +378,6 @@ impl SurveyedColumn {
                 ));
             }
         }
-        self.values = None;
+        *all = None;
     }
 }

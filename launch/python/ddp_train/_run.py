@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, TypeVar
 
 from ._data import Files, _are_names, frame_of, has, in_memory, library, memory_file
 from ._program import PREFIX, Error, SettingError, environment, failure, find_program, flags, output, shell, warn
-from ._show import Live, line, page
+from ._show import Live, line, out_of_fold, page
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -377,6 +377,15 @@ class Run:
             return -math.inf if value is None else value if event.best_by else -value
 
         return max((event for event in self._events() if event.event == "eval"), key=height, default=None)
+
+    @property
+    def out_of_fold(self) -> Optional[Event]:
+        """How good models of a small table are on rows that they were not trained on, as folds showed before the run; None of other runs.
+
+        `accuracy`, `r2` or `mean_r2`, and `loss` are of the run's model; `linear` and `constant` are that figure of simpler models.
+        """
+        found = out_of_fold(self._events())
+        return Event(found) if found else None
 
     @property
     def metrics(self) -> Any:

@@ -40,7 +40,21 @@ def figures(events: list[Event]) -> dict[str, str]:
             value = number(last.get(name)) if last is not None else None
             if value is not None and not (prefix == "" and name == "perplexity"):
                 shown[prefix + name] = f"{value:.1%}" if name == "accuracy" else f"{value:.4g}"
+    for name, value in out_of_fold(events).items():
+        if name in ("accuracy", "r2", "mean_r2"):
+            shown["out-of-fold " + name] = f"{value:.1%}" if name == "accuracy" else f"{value:.4g}"
     return shown
+
+
+def out_of_fold(events: list[Event]) -> dict[str, Any]:
+    """What folds showed before a run on a small table, by name."""
+    start = next((event for event in events if event.event == "start"), None)
+    folds = start.get("out_of_fold") if start is not None else None
+    if not isinstance(folds, dict):
+        return {}
+    others = folds.get("others") if isinstance(folds.get("others"), dict) else {}
+    found = {"loss": folds.get("loss"), str(others.get("figure")): folds.get("score"), "linear": others.get("linear"), "constant": others.get("constant")}
+    return {name: value for name, value in found.items() if number(value) is not None}
 
 
 def progress(run: Run, events: list[Event]) -> tuple[int, int]:

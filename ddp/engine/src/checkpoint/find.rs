@@ -162,7 +162,10 @@ pub(super) fn best_or(
 ) -> Result<Option<Chosen>> {
     let chosen = |opened: Opened, why: String| Ok(Some(Chosen { opened, why }));
     let Some(best) = newest.state.best else {
-        return chosen(newest, "the newest; none was evaluated".into());
+        return chosen(
+            newest,
+            "the newest; no rows were held out to find the best".into(),
+        );
     };
     let why = format!("the best by validation {}", best.by().0.names()[1]);
     if best.step == newest.state.step {

@@ -143,7 +143,7 @@ impl OutOfFold {
     }
 
     /// How good they are beside other models of the same rows, for people.
-    pub(crate) fn beside(&self) -> Option<String> {
+    pub fn beside(&self) -> Option<String> {
         let others = self.others.as_ref()?;
         Some(others.text("on rows that were not trained on", self.score))
     }
@@ -154,7 +154,7 @@ impl OutOfFold {
             .accuracy
             .map(|part| format!(", accuracy {:.2}%", part * 100.0));
         format!(
-            "the loss of rows that were not trained on is {}{}",
+            "loss {}{}",
             significant(self.loss, 4),
             accuracy.unwrap_or_default()
         )

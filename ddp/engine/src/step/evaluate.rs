@@ -2,6 +2,7 @@
 
 use ddp_comm::{Group, Reduce};
 use ddp_data::{Batch, InOrder};
+use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
@@ -11,6 +12,11 @@ use super::{Stats, Step, check_shards, stats};
 use crate::error::Result;
 
 impl Step {
+    /// Outputs for held-out rows count as clipped to these ranges, one for each, as predictions are.
+    pub(crate) fn clip_outputs(&mut self, ranges: Vec<[f32; 2]>) {
+        self.output_ranges = ranges;
+    }
+
     /// Evaluates the model on held-out rows, over all ranks.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
         self.evaluate_with(batches, group, &mut |_, _, _| Ok(()))
@@ -90,9 +96,43 @@ impl Step {
             by_position: self.loss.is_by_position(),
             reserves: false,
         };
-        let output = self.model.forward(&pass, x)?;
+        let mut output = self.model.forward(&pass, x)?;
+        if !training && !self.output_ranges.is_empty() {
+            output = clipped(&output, &self.output_ranges)?;
+        }
         let of = [&output, targets, stats];
         let rows = self.model.losses(&pass, &*self.loss, of)?;
         Ok((output, rows))
     }
+}
+
+/// Outputs (B, O), each brought into its range. NaN stays what it is.
+fn clipped(output: &Tensor, ranges: &[[f32; 2]]) -> Result<Tensor> {
+    let columns = ranges.len();
+    let dims = [output.count() / columns, columns];
+    let limits = [0, 1].map(|end| -> Result<Tensor> {
+        let values: Vec<f32> = ranges.iter().map(|range| range[end]).collect();
+        let values = Tensor::from_slice(&values, &[columns], Device::Cpu)?;
+        let to = || values.to((output.device(), output.dtype()));
+        Ok(announced("the range of labels", to)?)
+    });
+    let [least, greatest] = limits;
+    let limit = ChainView {
+        offset: 0,
+        strides: vec![0, 1],
+    };
+    let whole = ChainView::whole(&dims);
+    let steps = vec![
+        ChainStep::Load(0),
+        ChainStep::Load(1),
+        ChainStep::Load(2),
+        ChainStep::Apply(Function::Max, [0, 1, 0]),
+        ChainStep::Apply(Function::Min, [3, 2, 0]),
+        ChainStep::Store(0, 4),
+    ];
+    let views = [vec![whole.clone(), limit.clone(), limit], vec![whole]];
+    let chain = Chain::new("clip", &dims, 0, steps, views)?;
+    let clipped = output.zeros_like()?;
+    ops::chain_into(&chain, &[&clipped], &[output, &least?, &greatest?])?;
+    Ok(clipped)
 }

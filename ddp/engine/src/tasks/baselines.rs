@@ -82,7 +82,7 @@ pub(crate) fn beside(train: &dyn Dataset, held_out: &dyn Dataset) -> Result<Opti
     each_row(held_out, rows, &mut |x, targets| {
         for (at, model) in models.iter().enumerate() {
             let Some(model) = model else { continue };
-            let answer = model.answer(x);
+            let answer = model.predicted(x);
             if figure == "accuracy" {
                 right[at] += u64::from(first_largest(&answer) == targets[0] as usize);
             } else {

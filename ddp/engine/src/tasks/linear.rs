@@ -47,10 +47,20 @@ pub(crate) struct Linear {
     weights: Vec<f64>,
     /// What is subtracted from features, so that the digits of large ones stay.
     origin: Vec<f64>,
+    /// Of numbers, the least and the greatest of each output, to which predictions are clipped.
+    ranges: Vec<[f32; 2]>,
 }
 
 impl Linear {
-    pub(super) fn answer(&self, x: &[f32]) -> Vec<f32> {
+    pub(super) fn predicted(&self, x: &[f32]) -> Vec<f32> {
+        let mut answer = self.answer(x);
+        for (value, [least, greatest]) in answer.iter_mut().zip(&self.ranges) {
+            *value = value.clamp(*least, *greatest);
+        }
+        answer
+    }
+
+    fn answer(&self, x: &[f32]) -> Vec<f32> {
         let mut answer = self.bias.clone();
         let of_features = self.weights.chunks(self.bias.len());
         for ((x, origin), weights) in x.iter().zip(&self.origin).zip(of_features) {
@@ -78,6 +88,7 @@ pub(crate) struct Products {
     features: usize,
     outputs: usize,
     origin: Vec<f64>,
+    ranges: Vec<[f32; 2]>,
     /// (columns, columns), of which the upper half is used.
     sums: Vec<f64>,
 }
@@ -87,6 +98,7 @@ impl Products {
         let columns = 1 + features + outputs;
         let most = (PRODUCTS_MAX / (columns * columns)) as u64;
         let (mut origin, mut row) = (Vec::new(), vec![0.0; columns]);
+        let mut ranges = Vec::new();
         let mut sums = vec![0.0; columns * columns];
         each_row(dataset, dataset.rows().min(most), &mut |x, targets| {
             if origin.is_empty() {
@@ -100,10 +112,14 @@ impl Products {
             let own = &mut row[1 + features..];
             match targets {
                 [class] if outputs > 1 => own[*class as usize] = 1.0,
-                numbers => own
-                    .iter_mut()
-                    .zip(numbers)
-                    .for_each(|(own, it)| *own = f64::from(*it)),
+                numbers => {
+                    ranges.resize(numbers.len(), [f32::INFINITY, f32::NEG_INFINITY]);
+                    let all = own.iter_mut().zip(&mut ranges).zip(numbers);
+                    for ((own, [least, greatest]), it) in all {
+                        *own = f64::from(*it);
+                        (*least, *greatest) = (least.min(*it), greatest.max(*it));
+                    }
+                }
             }
             let rows = sums.chunks_mut(columns).enumerate();
             for (first, sums) in rows.filter(|(first, _)| row[*first] != 0.0) {
@@ -115,6 +131,7 @@ impl Products {
             features,
             outputs,
             origin: origin.into_iter().map(f64::from).collect(),
+            ranges,
             sums,
         })
     }
@@ -141,6 +158,7 @@ impl Products {
             bias: (0..self.outputs).map(mean).collect(),
             weights: vec![0.0; self.features * self.outputs],
             origin: self.origin.clone(),
+            ranges: self.ranges.clone(),
         }
     }
 
@@ -286,7 +304,7 @@ impl LinearModels {
                     *sum = f64::INFINITY;
                     continue;
                 };
-                let answer = model.answer(x);
+                let answer = model.predicted(x);
                 *sum += if self.is_of_classes {
                     let own = answer[targets[0] as usize];
                     let odds = answer.iter().map(|it| f64::from(it - own).exp());

@@ -118,7 +118,8 @@ pub(super) fn check_batches(options: &Config, world: &World, data: &Data) -> Res
             )));
         }
     }
-    if batch > rows && world.rank() == 0 {
+    let is_chosen = data.of_table.is_some() && !options.plain;
+    if batch > rows && world.rank() == 0 && !is_chosen {
         tracing::warn!(
             "{BATCH_SIZE} {batch} is more than the {rows} rows of the data: every step is a whole \
              epoch"
@@ -232,15 +233,19 @@ pub(super) fn step(
     let parts = models.into_iter().enumerate().map(part);
     let last = devices[devices.len() - 1];
     let task = tasks::of(task);
+    let mut ranges = Vec::new();
     let loss = match own_loss {
         Some(loss) => loss,
         None => {
             let settled = task.with_weights(&options.loss_options(), data, options.data.name())?;
+            ranges = data.target_ranges();
             task.loss(&settled, last)?.into()
         }
     };
     // The handshake compares the ranks, after values are loaded.
-    Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
+    let mut step = Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)?;
+    step.clip_outputs(ranges);
+    Ok(step)
 }
 
 /// Refuses to freeze unknown parameters, or all of them.

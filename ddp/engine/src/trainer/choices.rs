@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::folds;
 use crate::config::{Config, Length, as_flag};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::metrics_log::OutOfFold;
 use crate::setting::{
     BATCH_SIZE, EVAL_EVERY, FREEZE, GRAD_CLIP, GROUP, LINEAR_PATH, LINEAR_START, PLAIN,
@@ -76,6 +76,10 @@ pub(super) fn taken_over(options: &Config, then: &Map<String, Value>) -> Config 
     for name in TAKEN_OVER {
         let is_other = match name {
             "batch-size" => config.batch_tokens.is_some(),
+            // More steps are asked for: the schedule goes on to their end.
+            "schedule-steps" => config
+                .steps
+                .is_some_and(|steps| Some(steps) > value(name).as_u64()),
             // Fewer steps are asked for.
             "warmup-steps" => config
                 .steps
@@ -98,7 +102,8 @@ fn linear_alone(options: &Config) -> Option<Config> {
     let layers = (0..hidden).map(|layer| (2 * layer).to_string());
     // The bias of the last layer is the linear model's.
     let freeze = layers.chain([format!("{}.weight", 2 * hidden)]).collect();
-    let can_be = hidden > 0 && has_path && options.freeze.is_none();
+    let trains_hidden = options.rule().hidden_and_rest().is_some();
+    let can_be = hidden > 0 && has_path && options.freeze.is_none() && !trains_hidden;
     can_be.then(|| Config {
         freeze: Some(freeze),
         ..options.clone()
@@ -138,6 +143,14 @@ pub(super) fn choose(
         for (name, value) in &chosen {
             choices.options.set_if_open(name, value);
         }
+        if options.stratify == Some(true) && options.val_data.is_none() && data.held_out.rows() == 0
+        {
+            let rows = data.train.rows();
+            return Err(Error::Usage(format!(
+                "{STRATIFY}: expected held-out rows, got a table of {rows} rows, which are all trained on; help: give \
+                 {VAL_SPLIT} 0.2, or leave it out"
+            )));
+        }
         choices.say_data(options, data);
         choices.of_training(data);
         choices.length(data, world, trains)?;
@@ -169,7 +182,7 @@ impl Choices {
             ));
         }
         let (trained, held_out) = (data.train.rows(), data.held_out.rows());
-        if given.val_split.is_none() && held_out > 0 {
+        if given.val_split.is_none() && given.val_data.is_none() && held_out > 0 {
             let part = self.options.val_split.unwrap_or_default();
             let stratified = self.options.stratify == Some(true);
             let all = trained + held_out;
@@ -197,7 +210,10 @@ impl Choices {
         for (setting, value) in chosen {
             let has_path = self.options.model.value(LINEAR_PATH.0) == true;
             let is_other = setting == BATCH_SIZE && self.options.batch_tokens.is_some()
-                || setting == GROUP && (self.options.peak_lr() == 0.0 || !has_path);
+                || setting == GROUP
+                    && (self.options.peak_lr() == 0.0
+                        || !has_path
+                        || self.options.freeze.is_some());
             if !is_other && self.options.set_if_open(setting.0, &value) {
                 said.push(format!("{setting} {}", as_flag(&value)));
             }
@@ -261,6 +277,13 @@ impl Choices {
             self.options.steps = Some(folds::STEPS);
             return Ok(());
         }
+        if world.rank() == 0 {
+            tracing::info!(
+                "{} folds of the rows, of up to {} steps each, show how long to train ({STEPS} N trains at once)",
+                folds::FOLDS,
+                folds::STEPS
+            );
+        }
         let mut found = folds::find(&self.options, data, world)?;
         if let Some(penalty) = self.linear_start(data, world)? {
             let options = Config {
@@ -272,7 +295,8 @@ impl Choices {
             let is_better = started.loss <= found.loss;
             let penalty = if is_better { penalty } else { 0.0 };
             self.lines.push(format!(
-                "{LINEAR_START} {penalty}: with a linear model that starts at its closed form {there}; with one that starts at zero {at_zero}"
+                "{LINEAR_START} {penalty}: out of fold, a linear path that starts at its closed form has {there}, and one \
+                 that starts at zero {at_zero}"
             ));
             if is_better {
                 (self.options, found) = (options, started);
@@ -284,7 +308,7 @@ impl Choices {
             if alone.suffices_beside(&found) {
                 let freeze = as_flag(&json!(linear.freeze));
                 self.lines.push(format!(
-                    "{FREEZE} {freeze}: a linear model is enough: {one}; with the perceptron {other}"
+                    "{FREEZE} {freeze}: a linear model is enough: out of fold it has {one}, and with the perceptron {other}"
                 ));
                 (self.options, found) = (linear, alone);
             }
@@ -292,11 +316,10 @@ impl Choices {
         self.options.steps = Some(found.steps);
         let warmup = self.options.warmup_steps.unwrap_or_default();
         self.lines.push(format!(
-            "{STEPS} {}, {SCHEDULE_STEPS} {of_schedule}, {WARMUP_STEPS} {warmup}: of {} steps in {} folds these were \
-             best; there {}",
+            "{STEPS} {}, {SCHEDULE_STEPS} {of_schedule}, {WARMUP_STEPS} {warmup}: after so many steps, of up to {}, \
+             rows that were not trained on have {}",
             found.steps,
             folds::STEPS,
-            folds::FOLDS,
             found.describe()
         ));
         self.out_of_fold = Some(found);

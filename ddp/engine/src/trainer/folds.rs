@@ -270,7 +270,9 @@ impl Rows {
             seed: options.seed,
             ..StepOptions::default()
         };
-        Step::of_agreeing(vec![part], loss.into(), &step_options)
+        let mut step = Step::of_agreeing(vec![part], loss.into(), &step_options)?;
+        step.clip_outputs(data.target_ranges());
+        Ok(step)
     }
 }
 

@@ -153,6 +153,9 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
         let text = format!("step {number} of {steps}, epoch {epoch}: loss {loss}{rate}");
         sheet.add("last logged", text);
     }
+    if let Some(text) = start.out_of_fold.as_ref().and_then(|folds| folds.beside()) {
+        sheet.add("out of fold", shown(&text));
+    }
     if let Some((step, text)) = run.eval_texts().next_back() {
         let best = run.best().filter(|best| best.step != step);
         let best = best.map(|best| format!("\nbest {}", evaluation(&best)));

@@ -122,7 +122,17 @@ impl TrainingRun<'_> {
         let Some(others) = beside(&*data.train, &*data.held_out)? else {
             return Ok(());
         };
-        let model = self.rank_run.totals.score;
+        let totals = &self.rank_run.totals;
+        let best = totals.best;
+        // What a checkpoint keeps of the best evaluation tells the score where a resume has lost it.
+        let kept = match &*others.figure {
+            "accuracy" => best.and_then(|best| best.accuracy),
+            "r2" => best
+                .zip(others.variance)
+                .map(|(best, variance)| 1.0 - best.loss / variance),
+            _ => None,
+        };
+        let model = totals.score.or(kept);
         self.program
             .note(&others.text("on the held-out rows", model));
         log.write(&LogEvent::Baselines {
