@@ -104,18 +104,30 @@ pub fn is_written_otherwise(text: &str) -> bool {
 }
 
 /// Names of months, of which at least three letters are written.
-const MONTHS: &str = "january february march april may june july august september october november december";
+const MONTHS: &str =
+    "january february march april may june july august september october november december";
 
 /// Whether a text is a date: year, month and day in digits, or the other way round, or with the
 /// month's name.
 pub fn is_date(text: &str) -> bool {
-    let words: Vec<&str> = text.split([' ', '-', ',', '.', '/']).filter(|it| !it.is_empty()).take(3).collect();
+    // Most texts are none, and a table may have millions.
+    if text.len() > 40 || !text.bytes().any(|byte| byte.is_ascii_digit()) {
+        return false;
+    }
+    let words: Vec<&str> = text
+        .split([' ', '-', ',', '.', '/'])
+        .filter(|it| !it.is_empty())
+        .take(3)
+        .collect();
     let is_month = |word: &&&str| {
         let word = word.to_ascii_lowercase();
         word.len() >= 3 && MONTHS.split(' ').any(|month| month.starts_with(&word))
     };
     let is_number = |word: &&&str| word.len() <= 4 && word.bytes().all(|it| it.is_ascii_digit());
-    let (months, numbers) = (words.iter().filter(is_month), words.iter().filter(is_number));
+    let (months, numbers) = (
+        words.iter().filter(is_month),
+        words.iter().filter(is_number),
+    );
     if months.count() == 1 && numbers.count() == 2 {
         return true;
     }
@@ -160,6 +172,24 @@ mod tests {
                 .output();
             assert_eq!(shell.unwrap().stdout, names.join(",").as_bytes());
         }
+    }
+
+    #[test]
+    fn dates_are_told_by_digits_and_names_of_months() {
+        let dates = "2026-11-22 22.11.2026 2026-11-22T08:00 03/02/08".split(' ');
+        let with_names = ["Mar 02, 2008", "2-Mar-08", "22 November 2026"];
+        assert!(dates.chain(with_names).all(is_date));
+        let others = [
+            "1.2.10",
+            "12-10-14",
+            "marble",
+            "march",
+            "May 3",
+            "Mayer 3 12",
+            "3 12",
+            "",
+        ];
+        assert!(!others.into_iter().any(is_date));
     }
 
     #[test]
