@@ -77,8 +77,8 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
         assert!(chosen.contains(part), "{chosen} lacks {part}");
     }
     for part in [
-        "\"town\" 3 (--categorical",
-        "day (--categorical",
+        "\"town\" 3 (--drop",
+        "day (--drop",
         "\"id\" (free text or identifiers, 147 different in 147 cells)",
         "another feature says where: \"size\" 8 (--missing mean",
         "columns without a name, as an index has, are left out: 1",
@@ -92,6 +92,9 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
     let log = alone.metrics_log();
     let found = &log.start()["out_of_fold"];
     assert!(number(found, "loss") < 0.5, "{found}");
+    let shown = alone.alone("inspect OUT").run();
+    let part = "out of fold  R² on rows that were not trained on: this model 0.";
+    assert!(shown.stdout.contains(part), "{shown}");
     let expected = model_bytes(&alone.out(), all);
 
     let three = with_table("chosen-three", 150);
@@ -234,4 +237,41 @@ fn a_run_of_a_version_that_chose_nothing_goes_on_as_it_was() {
         "{ended}"
     );
     assert!(!ended.stderr.contains("--normalize standard"), "{ended}");
+}
+
+/// What the program chose made its own flags fail, or the user's.
+#[test]
+fn choices_fit_what_the_user_has_set() {
+    let folder = with_table("chosen-beside", 40);
+    let run = |words: &str| folder.alone(&format!("{RUN} {words} --override")).run();
+    let ended = run("--stratify");
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("--stratify: expected held-out rows"),
+        "{ended}"
+    );
+    run("--optimizer muon --lr 0.01").assert_well();
+    run("--freeze linear.weight").assert_well();
+    // More steps than were chosen follow a schedule of their own.
+    let ended = run("--resume auto --steps 1200 --freeze linear.weight");
+    ended.assert_well();
+    let log = folder.metrics_log();
+    let rates = log.of_steps("lr");
+    assert!(rates[rates.len() - 2] > 0.0, "{rates:?}");
+}
+
+/// A row whose feature is far from all others had decided which model is the best.
+#[test]
+fn errors_are_of_predictions_that_are_clipped() {
+    let folder = with_table("chosen-far", 150);
+    folder
+        .alone(&format!("{RUN} --steps 60"))
+        .run()
+        .assert_well();
+    let far = table(20).replace(",Bern,2024-01-01,0,", ",Bern,2024-01-01,1e25,");
+    fs::write(folder.path().join("far.csv"), far).unwrap();
+    let ended = folder
+        .alone("eval --checkpoint OUT --data far.csv --labels y")
+        .run();
+    ended.assert_well();
 }

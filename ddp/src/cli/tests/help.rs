@@ -144,6 +144,11 @@ fn short_help_shows_the_flags_that_people_use_most() {
             .lines()
             .filter_map(|line| line.strip_prefix("      --"));
         let flags: Vec<&str> = flags.filter_map(|flag| flag.split(' ').next()).collect();
+        // A default in brackets was cut at its first semicolon.
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let defaults = words.split("[default: ").skip(1);
+        let is_whole = |it: &str| it.find(']').is_some_and(|end| !it[..end].contains('['));
+        assert!(defaults.into_iter().all(is_whole), "{help}");
         assert_eq!(flags.len(), OFTEN.split(' ').count(), "{line}: {flags:?}");
         assert!(
             OFTEN.split(' ').all(|name| flags.contains(&name)),

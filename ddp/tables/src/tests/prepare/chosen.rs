@@ -218,3 +218,99 @@ fn what_cannot_be_a_feature_is_one_error() {
         assert!(text.contains(part), "{text} lacks {part}");
     }
 }
+
+/// The columns of a table whose rows begin with these cells, and of the same rows turned round.
+fn of_cells(name: &str, cells: &[String]) -> [Result<Vec<String>>; 2] {
+    let rows = |turned: bool| -> String {
+        let rows = cells.iter().enumerate();
+        let mut rows: Vec<String> = rows
+            .map(|(row, cell)| format!("{cell},{},{}.5\n", row % 7, row % 11))
+            .collect();
+        if turned {
+            rows.reverse();
+        }
+        rows.concat()
+    };
+    let scratch = Scratch::new();
+    [false, true].map(|turned| {
+        let path = put(&scratch, "t.csv", &format!("{name},x,y\n{}", rows(turned)));
+        let data = prepare(&open(&path), &Alone)?;
+        let features = named(&data).into_iter().filter(|name| *name != "x");
+        Ok(features.map(String::from).collect())
+    })
+}
+
+/// Of 300 numbers before the texts, the column was left out; after them it became features.
+#[test]
+fn what_becomes_of_a_column_does_not_depend_on_the_order_of_rows() {
+    let number = |row: usize| format!("{}.25", row);
+    let texts = |row: usize| ["s", "m", "l", "xl", "xs"][row % 5].to_string();
+    let cells: Vec<String> = (0..300).map(number).chain((0..400).map(texts)).collect();
+    for names in of_cells("size", &cells) {
+        let expected = [
+            "size=l",
+            "size=m",
+            "size=s",
+            "size=xl",
+            "size=xs",
+            "size=(other)",
+        ];
+        assert_eq!(names.unwrap(), expected);
+    }
+}
+
+/// A single `x` among 30 whole numbers made 31 categories of them.
+#[test]
+fn a_few_texts_among_numbers_are_refused_unless_the_numbers_are_few() {
+    let column = |numbers: usize, text: &str| -> Vec<String> {
+        let cell = |row: usize| match row {
+            17 | 18 => text.to_string(),
+            row => (row % numbers).to_string(),
+        };
+        (0..400).map(cell).collect()
+    };
+    for names in of_cells("age", &column(30, "x")) {
+        let error = names.unwrap_err().to_string();
+        let parts = ["expected plain numbers", "\"age\" (2 of 400 cells", "\"x\""];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    for names in of_cells("cylinders", &column(3, "rotary")) {
+        let expected = [
+            "cylinders=0",
+            "cylinders=1",
+            "cylinders=2",
+            "cylinders=rotary",
+        ];
+        assert_eq!(names.unwrap(), expected);
+    }
+}
+
+/// A column called as a word of the setting is was taken for one that the user names.
+#[test]
+fn a_column_may_be_called_as_the_setting_is() {
+    let cells: Vec<String> = (0..50).map(|row| format!("{row}.5")).collect();
+    for names in ["common", "auto"].map(|name| of_cells(name, &cells)) {
+        let [names, turned] = names.map(Result::unwrap);
+        assert_eq!((names.len(), &names), (1, &turned));
+    }
+}
+
+#[test]
+fn dates_with_other_cells_among_them_are_left_out_for_that() {
+    let mut cells: Vec<String> = (0..50)
+        .map(|row| format!("2024-02-{:02}", 1 + row % 28))
+        .collect();
+    cells[7] = "unknown".into();
+    let scratch = Scratch::new();
+    let rows = |cells: &[String]| -> String {
+        let rows = cells.iter().enumerate();
+        rows.map(|(row, cell)| format!("{cell},{},{}.5\n", row % 7, row % 11))
+            .collect()
+    };
+    for other in ["unknown", "2024-02-30"] {
+        cells[7] = other.into();
+        let path = put(&scratch, "t.csv", &format!("day,x,y\n{}", rows(&cells)));
+        let data = prepare(&open(&path), &Alone).unwrap();
+        assert_eq!(named(&data), ["x"], "{other}");
+    }
+}
