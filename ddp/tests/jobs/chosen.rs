@@ -23,7 +23,11 @@ fn table(rows: u32) -> String {
         };
         let y = match row % 50 {
             3 => "NA".into(),
-            _ => (size * 2.0 + f64::from(row * 7 % 3) + f64::from(row * 53 % 17) / 8.0).to_string(),
+            _ => (size * 2.0
+                + (size - 5.0).powi(2) / 4.0
+                + f64::from(row * 7 % 3)
+                + f64::from(row * 53 % 17) / 8.0)
+                .to_string(),
         };
         writeln!(
             text,
@@ -93,7 +97,7 @@ fn a_small_table_chooses_the_same_on_any_ranks_resumed_or_with_a_lost_one() {
     let found = &log.start()["out_of_fold"];
     assert!(number(found, "loss") < 0.5, "{found}");
     let shown = alone.alone("inspect OUT").run();
-    let part = "out of fold  R² on rows that were not trained on: this model 0.";
+    let part = "out of fold R² on rows that were not trained on: this model 0.";
     assert!(shown.stdout.contains(part), "{shown}");
     let expected = model_bytes(&alone.out(), all);
 
@@ -242,19 +246,29 @@ fn a_run_of_a_version_that_chose_nothing_goes_on_as_it_was() {
 /// What the program chose made its own flags fail, or the user's.
 #[test]
 fn choices_fit_what_the_user_has_set() {
-    let folder = with_table("chosen-beside", 40);
-    let run = |words: &str| folder.alone(&format!("{RUN} {words} --override")).run();
-    let ended = run("--stratify");
+    let refused = with_table("chosen-stratify", 40);
+    let ended = refused.alone(&format!("{RUN} --stratify")).run();
     let cause = ended.assert_fails(2);
     assert!(
         cause.contains("--stratify: expected held-out rows"),
         "{ended}"
     );
-    run("--optimizer muon --lr 0.01").assert_well();
-    run("--freeze linear.weight").assert_well();
+    let muon = with_table("chosen-muon", 40);
+    let words = format!("{RUN} --optimizer muon --lr 0.01");
+    muon.alone(&words).run().assert_well();
+    let folder = with_table("chosen-frozen", 40);
+    let words = format!("{RUN} --freeze linear.weight");
+    folder.alone(&words).run().assert_well();
     // More steps than were chosen follow a schedule of their own.
-    let ended = run("--resume auto --steps 1200 --freeze linear.weight");
-    ended.assert_well();
+    let words = format!("{words} --resume auto --steps 1200");
+    let ended = folder.alone(&words).run();
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("--schedule-steps not given (was 1000)"),
+        "{cause}"
+    );
+    let words = format!("{words} --override");
+    folder.alone(&words).run().assert_well();
     let log = folder.metrics_log();
     let rates = log.of_steps("lr");
     assert!(rates[rates.len() - 2] > 0.0, "{rates:?}");
