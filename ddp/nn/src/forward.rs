@@ -10,29 +10,36 @@
 //! (`parts.rs`).
 
 mod attended;
+mod attention;
 mod branches;
 mod convolution;
 mod custom;
 mod derivatives;
+mod dropout;
+mod embedding;
 mod emit;
 mod formulas;
 mod fuse;
 mod gate;
 mod gather;
 mod groups;
-mod kernels;
 mod kinds;
+mod leaves;
 mod lifetimes;
+mod linear;
 mod losses;
-mod normed;
+mod matmul;
+mod norm;
+mod op;
+mod operation;
 mod parts;
 mod plan;
+mod reductions;
 mod rope;
 mod running;
 mod scope;
 mod shapes;
 mod trace;
-mod written;
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
@@ -40,26 +47,25 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::ops::{self, Attention};
+use ddp_kernels::ops;
 use ddp_kernels::{DType, Tensor};
 
 use crate::build::Declarations;
 use crate::error::{Error, Result};
 use crate::head::LeftHead;
 use crate::pass::Pass;
+use op::{Attention, Input, Numbers, Op, Parameter};
 use parts::Part;
 pub(crate) use parts::Piece;
 use plan::{Ends, PassPlan, PlanFor};
 use running::Running;
 use scope::{DeclaredParameters, PassMode};
-use trace::{Kind, Op};
+use trace::Kind;
 
 pub use convolution::{Convolution, PerAxis};
-pub use custom::CustomOp;
-pub use gate::Gate;
 pub use losses::LossFormula;
 pub(crate) use losses::first_largest;
-pub use rope::Rope;
+pub use op::{CustomOp, Gate, Rope};
 pub use scope::{Formula, Module, Scope};
 pub use trace::Var;
 
@@ -219,7 +225,7 @@ impl Traced {
         build: Option<&mut Declarations>,
     ) -> Result<[Var; 2]> {
         let trace = Rc::<RefCell<trace::Trace>>::default();
-        let id = trace.borrow_mut().push(Op::Input, vec![], shape.to_vec());
+        let id = trace.borrow_mut().push(Input, vec![], shape.to_vec());
         let dtype = self.module.input_dtype();
         {
             let trace = &mut trace.borrow_mut();
@@ -283,27 +289,14 @@ impl Traced {
         let telling = trace.telling(output.id);
         let is_as_long = of_whole.clone().count() == telling.len();
         let is_same = |whole: &Op, own: &mut Op| match (whole, own) {
-            (Op::Constant(whole), Op::Constant(own)) => whole.to_bits() == own.to_bits(),
-            (Op::Numbers(whole), Op::Numbers(own)) => {
+            (Op::Constant(whole), Op::Constant(own)) => whole.0.to_bits() == own.0.to_bits(),
+            (Op::Numbers(Numbers(whole)), Op::Numbers(Numbers(own))) => {
                 // Not of tokens, or the same number for all of them.
                 let all = whole.iter().chain(&own[..]).map(|it| it.to_bits());
                 let first = own.first().map(|it| it.to_bits());
                 whole == own || all.clone().all(|it| Some(it) == first)
             }
-            (Op::Attention(whole), Op::Attention(own)) => {
-                let filled = |it: &Attention| it.window.filter(|window| *window < time);
-                let [of_whole, of_own] = [*whole, *own].map(|it| Attention {
-                    time,
-                    causal: it.causal || time == 1,
-                    window: filled(&it),
-                    ..it
-                });
-                let is_same = whole.causal && own.time == time && of_whole == of_own;
-                if is_same {
-                    *own = Attention { time, ..*whole };
-                }
-                is_same
-            }
+            (Op::Attention(whole), Op::Attention(own)) => own.decodes_as(whole, time),
             _ => false,
         };
         let mut pairs = of_whole.zip(&telling);
@@ -314,17 +307,14 @@ impl Traced {
             Some((_, id)) => *id,
         };
         let node = &trace.nodes[other];
-        let text = match node.op {
-            Op::Attention(own) if own.time == time => {
-                "expected attention of a model that generates to have a mask that hides all later \
-                 tokens and, of the earlier ones, only those beyond a window, got another; help: "
-            }
-            _ => {
-                "expected numbers that depend neither on the place of a token nor on how many there \
-                 are, in a model that generates, got others for new tokens; help: have positions \
-                 from Embedding::with_positions or Rope; if these are of a mask, its attention was \
-                 not recognised; "
-            }
+        let text = if matches!(&node.op, Op::Attention(Attention(own)) if own.time == time) {
+            "expected attention of a model that generates to have a mask that hides all later \
+             tokens and, of the earlier ones, only those beyond a window, got another; help: "
+        } else {
+            "expected numbers that depend neither on the place of a token nor on how many there \
+             are, in a model that generates, got others for new tokens; help: have positions \
+             from Embedding::with_positions or Rope; if these are of a mask, its attention was \
+             not recognised; "
         };
         Err(Error::Usage(
             node.error(&format!("{text}{COMBINES_TOKENS}")),
@@ -373,7 +363,7 @@ impl Traced {
             dx: None,
         };
         if mode == PassMode::Training {
-            let trains = |op: &Op| matches!(op, Op::Parameter(id) if pass.trains(*id));
+            let trains = |op: &Op| matches!(op, Op::Parameter(it) if pass.trains(it.0));
             let has_gradient = like.dtype().is_float();
             let (dy, dx) = derivatives::backward(&y, has_gradient.then_some(&x), &trains, left);
             let dx = dx.map(|dx| dx.cast(Kind::Layers));
@@ -390,7 +380,7 @@ impl Traced {
         let mask = of_head.get(2).copied();
         let numbers = running::numbers(&plan, mask, pass.dtype(), like.device())?;
         let head = left.map(|weight| {
-            let Op::Parameter(weight) = plan.nodes[weight].op else {
+            let Op::Parameter(Parameter(weight)) = plan.nodes[weight].op else {
                 unreachable!("a head's weight is a parameter")
             };
             let mask = numbers.iter().find(|it| mask == Some(it.0));
@@ -423,7 +413,13 @@ impl Traced {
         let planned = &mut self.plans.borrow_mut()[at];
         let values = &mut planned.values;
         values[planned.plan.ends.x] = Some(x.clone());
-        let mut running = Running::new(pass, &planned.plan, &planned.numbers, values, false);
+        let mut running = Running {
+            pass,
+            plan: &planned.plan,
+            numbers: &planned.numbers,
+            values,
+            wants_input: false,
+        };
         let done = running.all(&planned.plan.forward, false);
         let y = done.and_then(|()| running.value(planned.plan.ends.y));
         let saved = pass.saved();
@@ -471,7 +467,13 @@ impl Traced {
         if let Some(id) = plan.ends.dy {
             values[id] = Some(dy.clone());
         }
-        let mut running = Running::new(pass, plan, &planned.numbers, values, wants_input);
+        let mut running = Running {
+            pass,
+            plan,
+            numbers: &planned.numbers,
+            values,
+            wants_input,
+        };
         let done = running.all(&plan.backward, true);
         let end = plan.ends.dx.filter(|_| wants_input);
         let dx = done.and_then(|()| end.map(|dx| running.value(dx)).transpose());

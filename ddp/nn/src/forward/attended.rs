@@ -1,9 +1,10 @@
 //! Attention that is written as a formula becomes the operation that computes it: scores and their
 //! softmax are never in memory. Letters: B rows, H heads, T tokens, D columns of a head.
 
-use ddp_kernels::ops::{Attention, Function};
+use ddp_kernels::ops::{self, Function};
 
-use super::trace::{Kind, KnownMask, Op, Var};
+use super::op::{Apply, Attention, Constant, Largest, MatMul, Numbers, Op, Slice, Sum};
+use super::trace::{KnownMask, Var};
 
 /// A score of at most this has the weight 0.
 const HIDDEN: f64 = -1e4;
@@ -32,7 +33,7 @@ impl Var {
             by_token.reshape(&[batch, time, heads * head_size])
         });
         let qkv = Var::whole_of(&all);
-        let attention = Attention {
+        let attention = ops::Attention {
             time,
             heads,
             kv_heads: heads,
@@ -43,8 +44,7 @@ impl Var {
             cap: None,
         };
         let shape = vec![batch, time, heads * head_size];
-        let y = qkv.push(Op::Attention(attention), &[&qkv], shape);
-        y.part(0, Kind::Sums, vec![batch * heads, time]);
+        let y = qkv.push(Attention(attention), &[&qkv], shape);
         let by_head = y.reshape(&[batch, time, heads, head_size]);
         Some(by_head.permute(&[0, 2, 1, 3]))
     }
@@ -53,16 +53,17 @@ impl Var {
     fn softmax_of(&self) -> Option<Var> {
         let over_last = |is_sum: bool| {
             move |it: &Var| {
-                let it = match it.op() {
-                    Op::Stop => it.inputs().pop()?,
-                    _ => it.clone(),
+                let it = if let Op::Stop(_) = it.op() {
+                    it.inputs().pop()?
+                } else {
+                    it.clone()
                 };
-                let axes = match it.op() {
-                    Op::Sum(axes) if is_sum => axes,
-                    Op::Largest(axes) if !is_sum => axes,
-                    _ => return None,
+                let op = it.op();
+                let (Op::Sum(Sum(axes)) | Op::Largest(Largest(axes))) = &op else {
+                    return None;
                 };
-                it.inputs().pop().filter(|_| axes == [it.rank() - 1])
+                let fits = matches!(op, Op::Sum(_)) == is_sum && *axes == [it.rank() - 1];
+                it.inputs().pop().filter(|_| fits)
             }
         };
         let (exp, summed) = self.operands(Function::Div, over_last(true))?;
@@ -78,23 +79,21 @@ impl Var {
             let is_short = square.is_shorter(&mut FORMULA_MAX.clone());
             square.run(0, 1).filter(|_| is_short).map(|_| square)
         };
-        let (scores, square, shows) = match self.op() {
-            Op::Apply(Function::Where) => {
-                let [condition, yes, no] = <[Var; 3]>::try_from(self.inputs()).ok()?;
-                let hides = |it: &Var| it.number_of().is_some_and(|it| it <= HIDDEN);
-                let shows = hides(&no);
-                let scores = if shows {
-                    yes
-                } else {
-                    Some(no).filter(|_| hides(&yes))?
-                };
-                (scores, of_numbers(&condition)?, Some(shows))
-            }
-            Op::Apply(Function::Add) => {
-                let (scores, square) = self.operands(Function::Add, of_numbers)?;
-                (scores, square, None)
-            }
-            _ => return Some((self, None)),
+        let (scores, square, shows) = if self.operand(Function::Where).is_some() {
+            let [condition, yes, no] = <[Var; 3]>::try_from(self.inputs()).ok()?;
+            let hides = |it: &Var| it.number_of().is_some_and(|it| it <= HIDDEN);
+            let shows = hides(&no);
+            let scores = if shows {
+                yes
+            } else {
+                Some(no).filter(|_| hides(&yes))?
+            };
+            (scores, of_numbers(&condition)?, Some(shows))
+        } else if self.operand(Function::Add).is_some() {
+            let (scores, square) = self.operands(Function::Add, of_numbers)?;
+            (scores, square, None)
+        } else {
+            return Some((self, None));
         };
         Some((scores, Some(Mask { square, shows })))
     }
@@ -104,7 +103,7 @@ impl Var {
         let mut square = self.clone();
         let is_last = |it: &Var| it.shape().ends_with(&[time, time]);
         while is_last(&square)
-            && let Op::Reshape | Op::Expand = square.op()
+            && let Op::Reshape(_) | Op::Expand(_) = square.op()
         {
             square = square.inputs().pop()?;
         }
@@ -121,11 +120,12 @@ impl Var {
     /// Whether both are the same formula of the same numbers.
     fn is_alike(&self, other: &Var) -> bool {
         let is_same = match (self.op(), other.op()) {
-            (Op::Numbers(own), Op::Numbers(other)) => own == other,
-            (Op::Constant(own), Op::Constant(other)) => own.to_bits() == other.to_bits(),
-            (Op::Apply(own), Op::Apply(other)) => own == other,
-            (Op::Slice(a, b, c), Op::Slice(x, y, z)) => [a, b, c] == [x, y, z],
-            (Op::Stop, Op::Stop) | (Op::Reshape, Op::Reshape) | (Op::Expand, Op::Expand) => true,
+            (Op::Numbers(Numbers(own)), Op::Numbers(Numbers(other))) => own == other,
+            (Op::Constant(own), Op::Constant(other)) => own.0.to_bits() == other.0.to_bits(),
+            (Op::Apply(own), Op::Apply(other)) => own.0 == other.0,
+            (Op::Slice(Slice(a, b, c)), Op::Slice(Slice(x, y, z))) => [a, b, c] == [x, y, z],
+            (Op::Stop(_), Op::Stop(_)) => true,
+            (Op::Reshape(_), Op::Reshape(_)) | (Op::Expand(_), Op::Expand(_)) => true,
             _ => false,
         };
         let (inputs, others) = (self.inputs(), other.inputs());
@@ -142,32 +142,39 @@ impl Var {
         if column + count > columns {
             return None;
         }
-        match self.op() {
-            Op::Constant(value) => Some(vec![value; count]),
-            Op::Numbers(values) => Some(values[from..from + count].to_vec()),
-            Op::Stop | Op::Reshape => self.inputs().pop()?.run(from, count),
-            Op::Expand => self.inputs().pop()?.run_of(&shape, from, count),
-            Op::Slice(axis, start, step) => {
-                let of = self.inputs().pop()?;
-                let whole = of.shape();
-                if axis + 1 == shape.len() {
-                    let from = row * whole[axis] + start + column;
-                    return (step == 1).then(|| of.run(from, count))?;
-                }
-                let inner: usize = shape[axis + 1..shape.len() - 1].iter().product();
-                let (outer, place) = (row / inner / shape[axis], row / inner % shape[axis]);
-                let row = (outer * whole[axis] + start + place * step) * inner + row % inner;
-                of.run(row * columns + column, count)
-            }
-            Op::Apply(function) => {
-                let inputs = self.inputs().into_iter();
-                let all: Option<Vec<_>> = inputs.map(|it| it.run_of(&shape, from, count)).collect();
-                let all = all?;
-                let of = |at: usize| [0, 1, 2].map(|it| all.get(it).map_or(0.0, |it| it[at]));
-                (0..count).map(|at| applied(function, of(at))).collect()
-            }
-            _ => None,
+        let (op, mut inputs) = (self.op(), self.inputs());
+        if let Op::Apply(Apply(function)) = op {
+            let inputs = inputs.into_iter();
+            let all: Option<Vec<_>> = inputs.map(|it| it.run_of(&shape, from, count)).collect();
+            let all = all?;
+            let of = |at: usize| [0, 1, 2].map(|it| all.get(it).map_or(0.0, |it| it[at]));
+            return (0..count).map(|at| applied(function, of(at))).collect();
         }
+        if let Op::Constant(Constant(value)) = op {
+            return Some(vec![value; count]);
+        }
+        if let Op::Numbers(Numbers(values)) = op {
+            return Some(values[from..from + count].to_vec());
+        }
+        let of = inputs.pop()?;
+        if let Op::Stop(_) | Op::Reshape(_) = op {
+            return of.run(from, count);
+        }
+        if let Op::Expand(_) = op {
+            return of.run_of(&shape, from, count);
+        }
+        let Op::Slice(Slice(axis, start, step)) = op else {
+            return None;
+        };
+        let whole = of.shape();
+        if axis + 1 == shape.len() {
+            let from = row * whole[axis] + start + column;
+            return (step == 1).then(|| of.run(from, count))?;
+        }
+        let inner: usize = shape[axis + 1..shape.len() - 1].iter().product();
+        let (outer, place) = (row / inner / shape[axis], row / inner % shape[axis]);
+        let row = (outer * whole[axis] + start + place * step) * inner + row % inner;
+        of.run(row * columns + column, count)
     }
 
     /// The same of this broadcast to a shape.
@@ -201,11 +208,12 @@ impl Var {
 
     /// q and k (B, H, T, D) of q·kᵀ.
     fn factors(&self, of: [usize; 4]) -> Option<[Var; 2]> {
-        let product = match self.op() {
-            Op::Reshape => self.inputs().pop()?,
-            _ => self.clone(),
+        let product = if let Op::Reshape(_) = self.op() {
+            self.inputs().pop()?
+        } else {
+            self.clone()
         };
-        let Op::MatMul([false, is_turned]) = product.op() else {
+        let Op::MatMul(MatMul([false, is_turned])) = product.op() else {
             return None;
         };
         let [batch, heads, time, head_size] = of;
@@ -230,7 +238,8 @@ impl Var {
         let source = parts[0].inputs().pop();
         let shape = parts[0].shape();
         let is_part = |(at, part): (usize, &Var)| {
-            let is_slice = matches!(part.op(), Op::Slice(2, start, 1) if start == at * shape[2]);
+            let is_slice =
+                matches!(part.op(), Op::Slice(Slice(2, start, 1)) if start == at * shape[2]);
             is_slice && part.inputs().first().map(|it| it.id) == source.as_ref().map(|it| it.id)
         };
         match source.clone() {

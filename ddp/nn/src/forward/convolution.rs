@@ -1,11 +1,16 @@
 //! Convolutions, pooling and the norm that goes with them, as formulas: the windows of a
 //! convolution are copied to columns, and multiplied.
 
-use ddp_kernels::ops::Windows;
+use ddp_kernels::ops::{self, Windows};
 
+use super::derivatives::Backward;
+use super::op::{Fold, Slice, Slope, Unfold};
+use super::operation::Operation;
+use super::running::Run;
 use super::scope::Scope;
-use super::trace::{Op, Var};
+use super::trace::Var;
 use crate::build::Init;
+use crate::error::Result;
 
 /// A convolution, as `torch.nn.Conv2d` and `Conv1d`.
 #[derive(Clone, Copy, Debug)]
@@ -231,7 +236,7 @@ impl Var {
         let (batch, area) = (shape[0], windows.size[0] * windows.size[1]);
         let columns = [shape[1] * area, batch * down * across];
         let x = self.reshape(shape);
-        let columns = x.checked(Op::Unfold(windows), &[&x], columns.to_vec());
+        let columns = x.checked(Unfold(windows), &[&x], columns.to_vec());
         let inner = shape[1] / groups * area;
         let columns = columns.reshape(&[groups, inner, batch * down * across]);
         let weight = weight.reshape(&[groups, outputs / groups, inner]);
@@ -274,7 +279,7 @@ impl Var {
                 next,
                 &moves,
             ];
-            largest.push(Op::Slope, &of, largest.shape())
+            largest.push(Slope, &of, largest.shape())
         };
         let of_lines = x.over_windows("max_pool2d", -1, [size, stride], largest);
         of_lines.over_windows("max_pool2d", -2, [size, stride], largest)
@@ -308,11 +313,27 @@ impl Var {
         }
         shape[axis] = (shape[axis] - size) / stride + 1;
         // Not by a closure, which would not pass on the caller's line.
-        let mut joined = self.push(Op::Slice(axis, 0, stride), &[self], shape.clone());
+        let mut joined = self.push(Slice(axis, 0, stride), &[self], shape.clone());
         for start in 1..size {
-            let next = self.push(Op::Slice(axis, start, stride), &[self], shape.clone());
+            let next = self.push(Slice(axis, start, stride), &[self], shape.clone());
             joined = join(&joined, &next);
         }
         joined.named(name)
+    }
+}
+
+impl Operation for Unfold {
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![at.like(0, Fold(self.0), &[at.d])]
+    }
+
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        Ok(ops::unfold_into(&r.take(0)?, r.x[0], &self.0)?)
+    }
+}
+
+impl Operation for Fold {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        Ok(ops::unfold_backward_into(&r.take(0)?, r.x[0], &self.0)?)
     }
 }

@@ -4,10 +4,13 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use ddp_kernels::ops::{Chain, ChainStep, ChainView, Function};
+use ddp_kernels::ops::{self, ChainStep, ChainView, Function};
 
-use super::plan::{Action, FusedGroup, PlanPart, PlannedRun, Planner};
-use super::trace::{Kind, Op};
+use super::op::{Chain, Constant, Copies, Gradient, GradientBy, Join, Op, Role, Sum};
+use super::operation::Operation;
+use super::plan::{FusedGroup, PlanPart, PlannedRun, Planner};
+use super::running::Run;
+use super::trace::Kind;
 use crate::error::Result;
 
 /// Strides of a whole tensor.
@@ -16,7 +19,7 @@ fn whole(shape: &[usize]) -> Vec<usize> {
 }
 
 /// `strides` of a value of this shape within an index space of more axes, or longer ones.
-fn within(shape: &[usize], strides: &[usize], dims: &[usize]) -> Vec<usize> {
+pub(super) fn within(shape: &[usize], strides: &[usize], dims: &[usize]) -> Vec<usize> {
     let missing = dims.len() - shape.len();
     let mut all = vec![0; dims.len()];
     for (at, (&length, &stride)) in shape.iter().zip(strides).enumerate() {
@@ -38,17 +41,18 @@ impl Planner {
 
     pub(super) fn run(
         &mut self,
-        action: Action,
+        op: impl Into<Op>,
         of: usize,
         outputs: Vec<usize>,
         inputs: Vec<usize>,
     ) {
         outputs.iter().for_each(|&id| self.made[id] = true);
         self.runs.push(PlannedRun {
-            action,
+            op: op.into(),
             of,
             outputs,
             inputs,
+            is_in_place: false,
             last: Vec::new(),
             is_for_input: false,
             sums: None,
@@ -66,15 +70,10 @@ impl Planner {
             let shape = self.shape(id).to_vec();
             let (root, view) = self.read(id, true)?;
             let chain = copy(&shape, view, ChainView::whole(&shape))?;
-            self.run(Action::Chain(chain), id, vec![id], vec![root]);
+            self.run(Chain(chain.into()), id, vec![id], vec![root]);
         } else {
             self.ensure(input)?;
-            let action = if self.is_columns(id) {
-                Action::Columns
-            } else {
-                Action::Reshape
-            };
-            self.run(action, id, vec![id], vec![input]);
+            self.run(self.node(id).op.clone(), id, vec![id], vec![input]);
         }
         Ok(())
     }
@@ -88,20 +87,7 @@ impl Planner {
         let node = self.node(id).clone();
         let input = node.inputs[0];
         let (root, mut view) = self.read(input, false)?;
-        match node.op {
-            Op::Permute(axes) => {
-                view.strides = axes.iter().map(|&axis| view.strides[axis]).collect()
-            }
-            Op::Slice(axis, start, step) => {
-                view.offset += start * view.strides[axis];
-                view.strides[axis] *= step;
-            }
-            Op::Window(axis, step) => {
-                view.strides.push(view.strides[axis]);
-                view.strides[axis] *= step;
-            }
-            _ => view.strides = within(self.shape(input), &view.strides, &node.shape),
-        }
+        node.op.look(&mut view, [self.shape(input), &node.shape]);
         Ok((root, view))
     }
 
@@ -145,30 +131,24 @@ impl Planner {
                 if values.contains_key(&input) {
                     continue;
                 }
-                steps.push(match self.node(input).op {
-                    Op::Constant(value) => ChainStep::Constant(value),
-                    _ => {
-                        let (root, view) = self.read(input, false)?;
-                        let strides = turned(within(self.shape(input), &view.strides, &group.dims));
-                        let view = ChainView {
-                            offset: view.offset,
-                            strides,
-                        };
-                        loads.push(view);
-                        inputs.push(root);
-                        ChainStep::Load(loads.len() - 1)
-                    }
+                steps.push(if let Op::Constant(Constant(value)) = self.node(input).op {
+                    ChainStep::Constant(value)
+                } else {
+                    let (root, view) = self.read(input, false)?;
+                    let strides = turned(within(self.shape(input), &view.strides, &group.dims));
+                    let view = ChainView {
+                        offset: view.offset,
+                        strides,
+                    };
+                    loads.push(view);
+                    inputs.push(root);
+                    ChainStep::Load(loads.len() - 1)
                 });
                 values.insert(input, steps.len() - 1);
             }
             let value = |at: usize| node.inputs.get(at).map_or(0, |input| values[input]);
-            match node.op {
-                Op::Apply(function) => steps.push(ChainStep::Apply(function, [0, 1, 2].map(value))),
-                Op::Sum(_) => steps.push(ChainStep::Sum(value(0))),
-                Op::Largest(_) => steps.push(ChainStep::Max(value(0))),
-                _ => {}
-            }
-            let mut made = if matches!(node.op, Op::Expand) {
+            steps.extend(node.op.step([0, 1, 2].map(value)));
+            let mut made = if node.op.role() == Role::View {
                 value(0)
             } else {
                 steps.len() - 1
@@ -194,7 +174,7 @@ impl Planner {
             "row_chain"
         };
         let operands = [loads, stores];
-        let chain = match Chain::new(name, &dims, group.axes.len(), steps, operands) {
+        let chain = match ops::Chain::new(name, &dims, group.axes.len(), steps, operands) {
             Ok(chain) => chain,
             // Too many values for one: two, which pass values through memory.
             Err(_) if needed.len() > 1 => {
@@ -217,18 +197,19 @@ impl Planner {
             }
             Err(error) => return Err(error.into()),
         };
-        self.run(Action::Chain(chain), of, outputs, inputs);
+        self.run(Chain(chain.into()), of, outputs, inputs);
         Ok(())
     }
 
     fn emit_single(&mut self, id: usize) -> Result<()> {
         let node = self.node(id).clone();
-        if let (Some(x), Op::Gradient(parameter)) = (self.columns_of(id), &node.op) {
+        if let (Some(x), Op::Gradient(Gradient(parameter))) = (self.columns_of(id), &node.op) {
             self.ensure(x)?;
-            self.run(Action::GradientColumns(*parameter), id, vec![], vec![x]);
+            let by = GradientBy(*parameter, Box::new(Sum(vec![]).into()));
+            self.run(by, id, vec![], vec![x]);
             return Ok(());
         }
-        if let Op::Join(axis, starts, step) = &node.op {
+        if let Op::Join(Join(axis, starts, step)) = &node.op {
             let mut strides = whole(&node.shape);
             let along = strides[*axis];
             strides[*axis] *= step;
@@ -244,40 +225,38 @@ impl Planner {
                 inputs.push(root);
             }
             let is_partial = covered < node.shape[*axis];
-            self.run(Action::Join(is_partial, chains), id, vec![id], inputs);
+            self.run(Copies(is_partial, chains.into()), id, vec![id], inputs);
             return Ok(());
         }
         let reads = self.reads(id);
         for &input in &reads {
             self.ensure(input)?;
         }
-        if self.emit_kernel(id, reads) {
-            return Ok(());
-        }
-        let (action, outputs) = match node.op {
-            Op::MatMul(turned) => (Action::MatMul(turned), vec![id]),
-            Op::Unfold(of) => (Action::Unfold(of, false), vec![id]),
-            Op::Fold(of) => (Action::Unfold(of, true), vec![id]),
-            Op::Custom(_) => (Action::Custom, vec![id]),
-            Op::CustomBackward(_) => {
-                let inputs = node.inputs.len() - 2;
-                let parts = (1..inputs).filter_map(|at| self.known_part(id, at));
-                (
-                    Action::CustomBackward,
-                    [id].into_iter().chain(parts).collect(),
-                )
-            }
-            Op::Gradient(parameter) => (Action::Gradient(parameter), vec![]),
-            Op::Finished(parameter) => (Action::Finished(parameter), vec![]),
-            _ => return Ok(()),
-        };
-        self.run(action, id, outputs, node.inputs);
+        self.emit_whole(id, reads);
         Ok(())
     }
 }
 
 /// A chain that copies.
-fn copy(dims: &[usize], from: ChainView, to: ChainView) -> Result<Chain> {
+fn copy(dims: &[usize], from: ChainView, to: ChainView) -> Result<ops::Chain> {
     let steps = vec![ChainStep::Load(0), ChainStep::Store(0, 0)];
-    Ok(Chain::new("copy", dims, 0, steps, [vec![from], vec![to]])?)
+    let views = [vec![from], vec![to]];
+    Ok(ops::Chain::new("copy", dims, 0, steps, views)?)
+}
+
+impl Operation for Chain {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        r.write_all(|r, outputs| Ok(ops::chain_into(&self.0, outputs, r.x)?))
+    }
+}
+
+impl Operation for Copies {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        let out = r.take(0)?;
+        if self.0 {
+            ops::zero(&out)?;
+        }
+        let mut copies = self.1.iter().zip(r.x);
+        copies.try_for_each(|(chain, x)| Ok(ops::chain_into(chain, &[&out], &[x])?))
+    }
 }

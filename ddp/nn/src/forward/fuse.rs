@@ -9,8 +9,12 @@ use std::collections::HashMap;
 
 use ddp_kernels::ops::Function;
 
-use super::plan::{Action, Planner};
-use super::trace::{Kind, Op, TraceNode};
+use super::op::{
+    Activate, ActivateBackward, AddMatMul, Apply, Gradient, GradientBy, Linear, LinearGradients,
+    LinearInput, Op, Part, Role,
+};
+use super::plan::{PlannedRun, Planner};
+use super::trace::{Kind, TraceNode};
 
 impl Planner {
     /// Decides for operations in their order. The values at `ends` leave the plan.
@@ -33,86 +37,70 @@ impl Planner {
                 is_free(of, value) && !is_end && readers[&value] == [id]
             };
             let first = node.inputs.first().copied().unwrap_or(id);
-            match &node.op {
-                // Others may read the activation's input, too.
-                Op::Activate(_)
-                    if matches!(self.node(first).op, Op::Linear)
-                        && is_free(self, first)
-                        && !ends.contains(&Some(first))
-                        && readers[&first]
-                            .iter()
-                            .all(|reader| place[reader] >= place[&id]) =>
-                {
-                    self.into[first] = Some(id);
-                    self.stored[first] |= readers[&first].len() > 1;
-                }
-                Op::ActivateBackward(_)
-                    if matches!(self.node(first).op, Op::LinearInput) && is_alone(self, first) =>
-                {
-                    self.into[first] = Some(id);
-                }
-                Op::Norm(..)
-                    if self.is_whole_sum(first)
-                        && is_free(self, first)
-                        && !self.has_within(first)
-                        && readers[&first]
-                            .iter()
-                            .all(|reader| place[reader] >= place[&id]) =>
-                {
-                    self.into[first] = Some(id);
-                    self.stored[first] = true;
-                }
-                Op::Apply(Function::Add) if self.is_whole_sum(id) => {
-                    let [a, b] = [node.inputs[0], node.inputs[1]];
-                    for (value, other) in [(b, a), (a, b)] {
-                        let is_matmul = match self.node(value).op {
-                            Op::Linear => self.node(value).inputs.len() == 2,
-                            Op::LinearInput => true,
-                            _ => false,
-                        };
-                        // A matmul is added in place to what nothing else reads.
-                        let is_own = match self.node(other).op {
-                            Op::Linear | Op::LinearInput => true,
-                            Op::Apply(_) => self.has_within(other),
-                            _ => false,
-                        };
-                        let fits = matches!(self.node(value).op, Op::NormBackward(..))
-                            || is_matmul && is_own && is_alone(self, other);
-                        if fits && place.get(&other) < place.get(&value) && is_alone(self, value) {
-                            self.into[value] = Some(id);
-                            break;
-                        }
+            let is_read_after = || readers[&first].iter().all(|it| place[it] >= place[&id]);
+            let of_first = &self.node(first).op;
+            // Others may read the activation's input, too.
+            if let (Op::Activate(_), Op::Linear(_)) = (&node.op, of_first)
+                && is_free(self, first)
+                && !ends.contains(&Some(first))
+                && is_read_after()
+            {
+                self.into[first] = Some(id);
+                self.stored[first] |= readers[&first].len() > 1;
+            } else if let (Op::ActivateBackward(_), Op::LinearInput(_)) = (&node.op, of_first)
+                && is_alone(self, first)
+            {
+                self.into[first] = Some(id);
+            } else if let Op::Norm(_) = node.op
+                && self.is_whole_sum(first)
+                && is_free(self, first)
+                && !self.has_within(first)
+                && is_read_after()
+            {
+                self.into[first] = Some(id);
+                self.stored[first] = true;
+            } else if self.is_whole_sum(id) {
+                let [a, b] = [node.inputs[0], node.inputs[1]];
+                for (value, other) in [(b, a), (a, b)] {
+                    let TraceNode { op, inputs, .. } = self.node(value);
+                    let is_matmul = matches!(op, Op::LinearInput(_))
+                        || matches!(op, Op::Linear(_)) && inputs.len() == 2;
+                    // A matmul is added in place to what nothing else reads.
+                    let is_own = matches!(self.node(other).op, Op::Linear(_) | Op::LinearInput(_))
+                        || self.role(other) == Role::Elementwise && self.has_within(other);
+                    let fits = matches!(op, Op::NormBackward(_))
+                        || is_matmul && is_own && is_alone(self, other);
+                    if fits && place.get(&other) < place.get(&value) && is_alone(self, value) {
+                        self.into[value] = Some(id);
+                        break;
                     }
                 }
-                Op::Gradient(_) => {
-                    let is_made = matches!(
-                        self.node(first).op,
-                        Op::LinearWeight | Op::EmbeddingBackward(_) | Op::PositionsBackward
+            } else if let Op::Gradient(_) = node.op {
+                let is_weight = matches!(of_first, Op::LinearWeight(_));
+                let is_made = is_weight
+                    || matches!(
+                        of_first,
+                        Op::EmbeddingBackward(_) | Op::PositionsBackward(_)
                     );
-                    if is_made && is_alone(self, first) {
-                        self.into[first] = Some(id);
-                        let d = self.node(first).inputs[0];
-                        if let (Op::LinearWeight, Some(bias)) = (&self.node(first).op, before)
-                            && self.columns_of(bias) == Some(d)
-                        {
-                            self.into[bias] = Some(id);
-                        }
-                    }
-                    before = Some(id);
+                if is_made && is_alone(self, first) {
+                    self.into[first] = Some(id);
+                    let d = self.node(first).inputs[0];
+                    let bias = before.filter(|&it| is_weight && self.columns_of(it) == Some(d));
+                    bias.into_iter().for_each(|it| self.into[it] = Some(id));
                 }
-                _ => {}
+                before = Some(id);
             }
         }
     }
 
     pub(super) fn is_part(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Part(..))
+        matches!(self.node(id).op, Op::Part(_))
     }
 
     /// Whether it is the sum of two values that both have its shape.
     fn is_whole_sum(&self, id: usize) -> bool {
         let node = self.node(id);
-        matches!(node.op, Op::Apply(Function::Add))
+        matches!(node.op, Op::Apply(Apply(Function::Add)))
             && node.inputs.iter().all(|&it| self.shape(it) == node.shape)
             && node.inputs[0] != node.inputs[1]
     }
@@ -136,10 +124,10 @@ impl Planner {
     }
 
     /// Another value of an operation.
-    fn part(&mut self, of: usize, number: usize, kind: Kind, shape: &[usize]) -> usize {
+    pub(super) fn part(&mut self, of: usize, number: usize, kind: Kind, shape: &[usize]) -> usize {
         self.known_part(of, number).unwrap_or_else(|| {
             let part = TraceNode {
-                op: Op::Part(number, kind),
+                op: Part(number, kind).into(),
                 inputs: vec![of],
                 shape: shape.to_vec(),
                 has_rows: false,
@@ -152,163 +140,90 @@ impl Planner {
     }
 
     pub(super) fn known_part(&self, of: usize, number: usize) -> Option<usize> {
-        let is_it =
-            |at: &TraceNode| matches!(at.op, Op::Part(it, _) if it == number) && at.inputs == [of];
+        let is_it = |at: &TraceNode| {
+            matches!(at.op, Op::Part(Part(it, _)) if it == number) && at.inputs == [of]
+        };
         self.nodes.iter().position(is_it)
     }
 
-    /// Adds the run of an operation that has its own kernel. Returns false for any other operation.
-    pub(super) fn emit_kernel(&mut self, id: usize, reads: Vec<usize>) -> bool {
+    /// Adds the run of a single operation, with what runs within it.
+    pub(super) fn emit_whole(&mut self, id: usize, mut reads: Vec<usize>) {
         let node = self.node(id).clone();
+        let (mut op, mut of) = (node.op.clone(), id);
+        let mut outputs = op.outputs(self, id);
+        let mut is_in_place = false;
         let first = node.inputs.first().copied().unwrap_or(id);
-        let is_within = |of: &Planner, it: usize| of.into[it] == Some(id);
-        let has_bias = |of: &Planner, it: usize| of.node(it).inputs.len() == 3;
-        let rows = |shape: &[usize]| {
-            let columns = shape.last().copied().unwrap_or(1).max(1);
-            shape.iter().product::<usize>() / columns
-        };
-        let (action, outputs) = match node.op {
-            Op::Linear => {
-                let (activation, has_bias) = (None, has_bias(self, id));
-                let linear = Action::Linear {
-                    activation,
-                    has_bias,
-                };
-                (linear, vec![id])
+        let is_within = |it: usize| self.into[it] == Some(id);
+        let of_first = &self.node(first).op;
+        if let Op::Activate(Activate(activation)) = op
+            && is_within(first)
+        {
+            outputs.extend(Some(first).filter(|&z| self.stored[z]));
+            op = Linear(Some(activation)).into();
+        } else if let Op::ActivateBackward(ActivateBackward(activation)) = op
+            && is_within(first)
+        {
+            op = LinearInput(Some(activation)).into();
+        } else if let Op::Norm(_) = op
+            && is_within(first)
+        {
+            outputs.insert(0, first);
+        } else if let Op::Apply(_) = op {
+            let [a, b] = [node.inputs[0], node.inputs[1]];
+            let (within, other) = if is_within(b) { (b, a) } else { (a, b) };
+            reads = [&[other], &self.node(within).inputs[..]].concat();
+            op = self.node(within).op.clone();
+            if let Op::NormBackward(_) = op {
+                of = within;
+                outputs.extend(op.outputs(self, within).into_iter().skip(1));
+            } else {
+                op = AddMatMul(matches!(op, Op::Linear(_))).into();
+                is_in_place = true;
             }
-            Op::Activate(activation) if is_within(self, first) => {
-                let (activation, has_bias) = (Some(activation), has_bias(self, first));
-                let kept = Some(first).filter(|&z| self.stored[z]);
-                let linear = Action::Linear {
-                    activation,
-                    has_bias,
-                };
-                (linear, [id].into_iter().chain(kept).collect())
+        } else if let Op::Gradient(Gradient(parameter)) = op {
+            if let Op::LinearWeight(_) = of_first
+                && is_within(first)
+            {
+                let mut within = (0..self.nodes.len()).filter(|&it| is_within(it));
+                let bias = within.find_map(|it| {
+                    let Op::Gradient(Gradient(bias)) = self.node(it).op else {
+                        return None;
+                    };
+                    Some(bias)
+                });
+                op = LinearGradients(parameter, bias).into();
+            } else if is_within(first) || matches!(of_first, Op::Part(Part(_, Kind::Sums))) {
+                op = GradientBy(parameter, Box::new(of_first.clone())).into();
             }
-            Op::ActivateBackward(activation) if is_within(self, first) => {
-                let below = Some(activation);
-                (Action::LinearInput { below }, vec![id])
-            }
-            Op::LinearInput => (Action::LinearInput { below: None }, vec![id]),
-            Op::LinearWeight => (Action::LinearWeight, vec![id]),
-            Op::Apply(_) if self.has_within(id) => {
-                let [a, b] = [node.inputs[0], node.inputs[1]];
-                let (within, other) = if is_within(self, b) { (b, a) } else { (a, b) };
-                let reads = [&[other], &self.node(within).inputs[..]].concat();
-                if matches!(self.node(within).op, Op::NormBackward(..)) {
-                    let (action, outputs) = self.norm_backward(within, id);
-                    self.run(action, within, outputs, reads);
-                } else {
-                    let is_turned = matches!(self.node(within).op, Op::Linear);
-                    self.run(Action::AddMatMul { is_turned }, id, vec![id], reads);
-                }
-                return true;
-            }
-            Op::NormBackward(..) => self.norm_backward(id, id),
-            Op::Norm(norm, _) => {
-                let is_sum = is_within(self, first);
-                let sum = Some(first).filter(|_| is_sum);
-                let kept = [rows(&node.shape), norm.statistics()];
-                let statistics = self.part(id, 0, Kind::Sums, &kept);
-                let has_bias = has_bias(self, id);
-                let outputs = sum.into_iter().chain([id, statistics]).collect();
-                (Action::Norm { is_sum, has_bias }, outputs)
-            }
-            Op::Gradient(parameter) => match self.node(first).op.clone() {
-                Op::LinearWeight if is_within(self, first) => {
-                    let bias =
-                        self.nodes
-                            .iter()
-                            .zip(&self.into)
-                            .find_map(|(it, &into)| match it.op {
-                                Op::Gradient(bias) if into == Some(id) => Some(bias),
-                                _ => None,
-                            });
-                    let weight = parameter;
-                    (Action::LinearGradients { weight, bias }, vec![])
-                }
-                Op::EmbeddingBackward(untrained) if is_within(self, first) => {
-                    (Action::EmbeddingGradient(parameter, untrained), vec![])
-                }
-                Op::PositionsBackward if is_within(self, first) => {
-                    (Action::PositionsGradient(parameter), vec![])
-                }
-                Op::Part(_, Kind::Sums) => (Action::GradientSums(parameter), vec![]),
-                _ => return false,
-            },
-            Op::Rope(..) => {
-                let all = self.nodes.iter().zip(&self.live);
-                let readers = all.filter(|(it, live)| **live && it.inputs.contains(&first));
-                let has_memory = match self.node(first).op {
-                    Op::Linear | Op::AttentionBackward(_) | Op::Join(..) => true,
-                    _ => self.has_within(first),
-                };
-                let is_in_place = has_memory && readers.count() == 1;
-                (Action::Rope { is_in_place }, vec![id])
-            }
-            Op::Documents => {
-                let count = node.shape.iter().product();
-                let begins = self.part(id, 0, Kind::Places, &[count]);
-                (Action::Kernel, vec![id, begins])
-            }
-            Op::Attention(of) => {
-                let sums = [node.shape[0] * of.heads, node.shape[1]];
-                let sums = self.part(id, 0, Kind::Sums, &sums);
-                (Action::Kernel, vec![id, sums])
-            }
-            Op::Activate(_)
-            | Op::ActivateBackward(_)
-            | Op::Dropout(..)
-            | Op::Gated(_)
-            | Op::GatedBackward(_)
-            | Op::Embedding(_)
-            | Op::EmbeddingBackward(_)
-            | Op::Gather(_)
-            | Op::GatherBackward
-            | Op::Cast(_)
-            | Op::PositionsBackward
-            | Op::AttentionBackward(_) => (Action::Kernel, vec![id]),
-            _ => return false,
-        };
-        self.run(action, id, outputs, reads);
-        true
-    }
-
-    /// The backward of a norm, whose first output is `out`.
-    fn norm_backward(&self, id: usize, out: usize) -> (Action, Vec<usize>) {
-        let parts = [0, 1].map(|at| self.known_part(id, at).filter(|&part| self.live[part]));
-        let action = Action::NormBackward {
-            parts: parts.map(|part| part.is_some()),
-            is_sum: id != out,
-        };
-        (
-            action,
-            [out]
-                .into_iter()
-                .chain(parts.into_iter().flatten())
-                .collect(),
-        )
+        } else if let Op::Turn(_) = op {
+            let all = self.nodes.iter().zip(&self.live);
+            let readers = all.filter(|(it, live)| **live && it.inputs.contains(&first));
+            let has_memory = self.has_within(first)
+                || matches!(
+                    of_first,
+                    Op::Linear(_) | Op::AttentionBackward(_) | Op::Join(_)
+                );
+            is_in_place = has_memory && readers.count() == 1;
+        }
+        self.run(op, of, outputs, reads);
+        self.runs.last_mut().expect("it was just added").is_in_place = is_in_place;
     }
 
     /// On a GPU a kernel that writes a gradient can leave the sums of its rows for the gradient of
     /// the bias below.
     pub(super) fn leave_sums(&mut self) {
         for at in 0..self.runs.len() {
-            let leaves = match self.runs[at].action {
-                Action::LinearInput { below } => below.is_some(),
-                Action::NormBackward { parts, .. } => parts[1],
-                _ => false,
-            };
+            let PlannedRun { op, outputs, .. } = &self.runs[at];
+            let is_of_bias = |id: &usize| matches!(self.node(*id).op, Op::Part(Part(1, _)));
+            let leaves = matches!(op, Op::LinearInput(LinearInput(Some(_))))
+                || matches!(op, Op::NormBackward(_)) && outputs.iter().any(is_of_bias);
             if !leaves {
                 continue;
             }
             let value = self.runs[at].outputs[0];
             let reads = self.runs.iter().position(|run| {
-                let is_bias = match run.action {
-                    Action::LinearGradients { bias, .. } => bias.is_some(),
-                    Action::GradientColumns(_) => true,
-                    _ => false,
-                };
+                let is_bias = matches!(run.op, Op::LinearGradients(LinearGradients(_, Some(_))))
+                    || matches!(&run.op, Op::GradientBy(it) if matches!(*it.1, Op::Sum(_)));
                 is_bias && run.inputs[0] == value
             });
             if let Some(reads) = reads {

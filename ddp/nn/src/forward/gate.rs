@@ -4,32 +4,50 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::ChainStep::{Apply, Load, Store};
 use ddp_kernels::ops::{self, Chain, ChainStep, ChainView, Function};
 
+use super::derivatives::Backward;
+use super::op::{Gate, Gated, GatedBackward};
+use super::operation::Operation;
+use super::running::Run;
+use super::trace::Var;
 use crate::error::Result;
 
-/// f(gate)·up, of (…, 2·H): the first half of the columns is the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
-    /// silu
-    Swiglu,
-    /// gelu, approximated with tanh
-    Geglu,
+impl Var {
+    /// f(gate)·up, where the first half of the last axis is the gate.
+    #[track_caller]
+    pub fn gated(&self, gate: Gate) -> Var {
+        let mut shape = self.shape();
+        let has_columns = self.rank() > usize::from(self.has_rows());
+        let columns = shape.last_mut().filter(|_| has_columns);
+        let Some(columns) = columns.filter(|columns| columns.is_multiple_of(2)) else {
+            let help = "make both with one linear layer";
+            return self.refuse("gated", &[self], "an even last axis: gate and up", help);
+        };
+        *columns /= 2;
+        self.push(Gated(gate), &[self], shape)
+    }
 }
 
-impl Gate {
-    pub(super) fn forward(self, out: &Tensor, x: &Tensor) -> Result<()> {
-        use Function::{GeluTanh, Mul};
-        match self {
-            Gate::Swiglu => Ok(ops::swiglu_into(out, x)?),
-            Gate::Geglu => {
-                let gelu = [Apply(GeluTanh, [0; 3]), Apply(Mul, [3, 1, 0])];
-                halves([out, x], None, 0, &[&gelu[..], &[Store(0, 4)]].concat())
-            }
-        }
+impl Operation for Gated {
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![at.like(0, GatedBackward(self.0), &[at.d, &at.x[0]])]
     }
 
-    pub(super) fn backward(self, dx: &Tensor, d: &Tensor, x: &Tensor) -> Result<()> {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        use Function::{GeluTanh, Mul};
+        let (out, x) = (&r.take_rows(0)?, &r.rows(0)?);
+        if self.0 == Gate::Swiglu {
+            return Ok(ops::swiglu_into(out, x)?);
+        }
+        let gelu = [Apply(GeluTanh, [0; 3]), Apply(Mul, [3, 1, 0]), Store(0, 4)];
+        halves([out, x], None, 0, &gelu)
+    }
+}
+
+impl Operation for GatedBackward {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
         use Function::{GeluTanh, GeluTanhSlope, Mul};
-        if self == Gate::Swiglu {
+        let (dx, d, x) = (&r.take_rows(0)?, &r.rows(0)?, &r.rows(1)?);
+        if self.0 == Gate::Swiglu {
             return Ok(ops::swiglu_backward_into(dx, d, x)?);
         }
         let of_gate = [

@@ -1,9 +1,18 @@
 //! Values that choose elements of others: tokens, and indices that a formula computes.
 //!
 //! Tokens are integers, which only a table takes. Any other operation on them reads them as numbers
-//! (`Op::Cast`), so a formula may slice them, or compare them for a mask.
+//! (`Cast`), so a formula may slice them, or compare them for a mask.
 
-use super::trace::{Kind, Op, Var};
+use ddp_kernels::ops;
+
+use super::derivatives::Backward;
+use super::embedding::scatter;
+use super::kinds::mixed;
+use super::op::{Cast, Gather, GatherBackward, Op, Steps};
+use super::operation::Operation;
+use super::running::{Run, rows_of};
+use super::trace::{Kind, Var};
+use crate::error::{Error, Result};
 
 /// f32 holds all whole numbers up to this one.
 const WHOLE_MAX: usize = 1 << 24;
@@ -13,19 +22,17 @@ impl Var {
     pub(super) fn are_tokens(&self) -> bool {
         let trace = self.trace.borrow();
         let mut id = self.id;
-        while let Op::Reshape | Op::Stop = trace.nodes[id].op {
+        while let Op::Reshape(_) | Op::Stop(_) = trace.nodes[id].op {
             id = trace.nodes[id].inputs[0];
         }
-        match trace.nodes[id].op {
-            Op::Input => id == 0 && trace.input_is_tokens,
-            Op::Documents | Op::Cast(Kind::Tokens) => true,
-            _ => false,
-        }
+        let op = &trace.nodes[id].op;
+        let is_input = || id == 0 && trace.input_is_tokens && matches!(op, Op::Input(_));
+        matches!(op, Op::Documents(_) | Op::Cast(Cast(Kind::Tokens))) || is_input()
     }
 
     #[track_caller]
     pub(super) fn cast(&self, kind: Kind) -> Var {
-        self.push(Op::Cast(kind), &[self], self.shape())
+        self.push(Cast(kind), &[self], self.shape())
     }
 
     /// The same as tokens; −1 for what is negative, not whole or NaN.
@@ -99,10 +106,10 @@ impl Var {
         if axis > 0 {
             let mut begins = of[..axis].to_vec();
             begins.resize(shape.len(), 1);
-            places = places.push(Op::Steps(of[axis] * inner), &[], begins) + places;
+            places = places.push(Steps(of[axis] * inner), &[], begins) + places;
         }
         if inner > 1 {
-            places = places.push(Op::Steps(1), &[], shape[axis + 1..].to_vec()) + places;
+            places = places.push(Steps(1), &[], shape[axis + 1..].to_vec()) + places;
         }
         let tokens = is_inside.select(&places, &none).cast(Kind::Tokens);
         let source = if self.are_tokens() {
@@ -113,7 +120,7 @@ impl Var {
         if shape.len() == axis + 1 {
             shape.extend(&of[axis + 1..]);
         }
-        self.checked(Op::Gather(axis), &[&tokens, &source], shape)
+        self.checked(Gather(axis), &[&tokens, &source], shape)
     }
 
     /// The rows of this table (V, …) that `indices` name, tokens or numbers of any shape.
@@ -134,5 +141,47 @@ impl Var {
             let chosen = self.gather(0, &flat);
             chosen.reshape(&[&shape, of.get(1..).unwrap_or(&[])].concat())
         })
+    }
+}
+
+impl Operation for Gather {
+    fn kind(&self, of: &[Option<Kind>]) -> Option<Kind> {
+        of[1].map(|_| mixed(&of[1..]))
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![None, at.like(1, GatherBackward, &[at.d, &at.x[0]])]
+    }
+
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        let (out, tokens, table) = (r.take(0)?, r.x[0].flatten()?, r.x[1]);
+        let columns = out.count() / tokens.count().max(1);
+        if columns == 0 {
+            return Ok(());
+        }
+        let [out, rows] = [&out, table].map(|it| rows_of(it, columns));
+        let found = ops::embedding_into(&out?, &rows?, &tokens, None);
+        found.map_err(|error| {
+            if table.device().is_accelerator() {
+                return error.into();
+            }
+            // On the CPU nothing else can be wrong.
+            let (axis, length) = (self.0, table.shape()[self.0]);
+            let expected = format!("whole indices below {length}, the length of axis {axis}");
+            let help = "check how they are computed";
+            Error::model("gather", expected, "another, or NaN", help)
+        })
+    }
+}
+
+impl Operation for GatherBackward {
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        let (out, d, tokens) = (r.take(0)?, r.x[0], r.x[1].flatten()?);
+        let columns = d.count() / tokens.count().max(1);
+        if columns == 0 {
+            return Ok(ops::zero(&out)?);
+        }
+        let [out, d] = [&out, d].map(|it| rows_of(it, columns));
+        scatter(r, (&out?, false), &[], [&d?, &tokens])
     }
 }

@@ -1,7 +1,7 @@
 //! Which elementwise operations and sums share a pass over memory, and what must be there before.
 
+use super::op::{Largest, Op, Role, Sum};
 use super::plan::{FusedGroup, PlanPart, Planner};
-use super::trace::Op;
 
 /// The most operations of a chain.
 const CHAIN_MAX: usize = 26;
@@ -16,7 +16,7 @@ impl Planner {
             if self.is_leaf(id) || self.is_part(id) || self.into[id].is_some() {
                 continue;
             }
-            if let (Op::Expand, Some(group)) = (&self.node(id).op, &mut open)
+            if let (Op::Expand(_), Some(group)) = (&self.node(id).op, &mut open)
                 && group.nodes.contains(&self.node(id).inputs[0])
                 && self.shape(id) == group.dims
                 && group.nodes.len() < CHAIN_MAX
@@ -59,16 +59,16 @@ impl Planner {
     /// A group of one operation.
     fn group(&self, id: usize) -> FusedGroup {
         let node = self.node(id);
-        let (dims, axes) = match &node.op {
-            Op::Sum(axes) | Op::Largest(axes) => (self.shape(node.inputs[0]), axes.clone()),
-            _ => (&node.shape[..], vec![]),
-        };
-        let dims = dims.to_vec();
-        FusedGroup {
+        let mut group = FusedGroup {
             nodes: vec![id],
-            dims,
-            axes,
+            dims: node.shape.clone(),
+            axes: vec![],
+        };
+        if let Op::Sum(Sum(axes)) | Op::Largest(Largest(axes)) = &node.op {
+            group.dims = self.shape(node.inputs[0]).to_vec();
+            group.axes.clone_from(axes);
         }
+        group
     }
 
     /// Whether an operation can join a group; sets the group's axes if so.
@@ -95,7 +95,7 @@ impl Planner {
             .nodes
             .iter()
             .chain([&id])
-            .filter(|it| !matches!(self.node(**it).op, Op::Apply(_) | Op::Expand))
+            .filter(|it| self.role(**it) == Role::Reduction)
             .count();
         if reads.len() + sums + 1 > OPERANDS_MAX {
             return false;
@@ -105,24 +105,19 @@ impl Planner {
             each.map(|(at, &length)| if axes.contains(&at) { 1 } else { length })
                 .collect()
         };
-        match &node.op {
-            Op::Sum(axes) | Op::Largest(axes) => {
-                let input = node.inputs[0];
-                let first = axes.iter().min().copied().unwrap_or(0);
-                let is_last =
-                    (first..group.dims.len()).all(|at| axes.contains(&at) || group.dims[at] == 1);
-                let fits = self.shape(input) == group.dims
-                    && (group.axes == *axes || group.axes.is_empty() && is_last);
-                if fits {
-                    group.axes = axes.clone();
-                }
-                fits
+        if let Op::Sum(Sum(axes)) | Op::Largest(Largest(axes)) = &node.op {
+            let input = node.inputs[0];
+            let first = axes.iter().min().copied().unwrap_or(0);
+            let is_last =
+                (first..group.dims.len()).all(|at| axes.contains(&at) || group.dims[at] == 1);
+            let fits = self.shape(input) == group.dims
+                && (group.axes == *axes || group.axes.is_empty() && is_last);
+            if fits {
+                group.axes = axes.clone();
             }
-            _ => {
-                node.shape == group.dims
-                    || !group.axes.is_empty() && node.shape == of_row(&group.axes)
-            }
+            return fits;
         }
+        node.shape == group.dims || !group.axes.is_empty() && node.shape == of_row(&group.axes)
     }
 
     /// The value must be in memory.
@@ -162,17 +157,12 @@ impl Planner {
                     for input in self.reads(*id) {
                         match self.columns_of(*id) {
                             Some(x) => self.demand(x),
-                            None if self.is_copied(*id) => self.demand_read(input),
+                            None if self.role(*id) == Role::Copy => self.demand_read(input),
                             None => self.demand(input),
                         }
                     }
                 }
             }
         }
-    }
-
-    /// Whether a single operation reads its inputs by chains.
-    fn is_copied(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Join(..))
     }
 }

@@ -1,65 +1,52 @@
 //! What the numbers of each value are: of the dtype of layers, of that of sums, and so on.
 
-use ddp_kernels::ops::Function;
+use super::op::{Numbers, Op, Role};
+use super::trace::{Kind, TraceNode};
 
-use super::trace::{Kind, Op, TraceNode};
-
-/// Sums and maxima stay f32: backward compares with what they are of.
 pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<Kind> {
-    let is_exact_in_bf16 = |id: usize| match &nodes[id].op {
-        Op::Constant(_) => true,
-        Op::Numbers(values) => values.iter().all(|value| is_bf16(*value)),
-        _ => false,
-    };
     let mut kinds = Vec::<Kind>::with_capacity(nodes.len());
-    for node in nodes {
-        let chosen = match &node.op {
-            // The condition is not among what it gives.
-            Op::Apply(Function::Where) => &node.inputs[1..],
-            Op::Gather(_) => &node.inputs[1..],
-            _ => &node.inputs[..],
-        };
+    for TraceNode { op, inputs, .. } in nodes {
         // What each dtype holds changes nothing.
-        let of = chosen.iter().filter(|it| !is_exact_in_bf16(**it));
-        let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(&kinds[*it]));
-        kinds.push(match &node.op {
-            Op::LinearWeight
-            | Op::EmbeddingBackward(_)
-            | Op::GatherBackward
-            | Op::PositionsBackward
-            | Op::Steps(_) => Kind::Exact,
-            Op::Part(_, kind) | Op::Cast(kind) => *kind,
-            Op::Documents => Kind::Tokens,
-            Op::Numbers(values) if !values.iter().all(|value| is_bf16(*value)) => Kind::Exact,
-            Op::Constant(value) if !is_bf16(*value) => Kind::Exact,
-            Op::Gather(_) if of.clone().next().is_none() => Kind::Layers,
-            Op::Apply(_)
-            | Op::Sum(_)
-            | Op::Largest(_)
-            | Op::Join(..)
-            | Op::Expand
-            | Op::Reshape
-            | Op::Permute(_)
-            | Op::Slice(..)
-            | Op::Window(..)
-            | Op::Gather(_) => {
-                let is_reduction = matches!(node.op, Op::Sum(_) | Op::Largest(_));
-                if all_are(&[Kind::Sums]) && of.clone().next().is_some() {
-                    Kind::Sums
-                } else if is_reduction || all_are(&[Kind::Sums, Kind::Exact]) {
-                    Kind::Exact
-                } else {
-                    Kind::Layers
-                }
+        let changes = |id: &usize| !is_exact_in_bf16(&nodes[*id].op);
+        let of = inputs.iter().map(|id| changes(id).then(|| kinds[*id]));
+        let of: Vec<Option<Kind>> = of.collect();
+        let own = op.listed_kind().or_else(|| op.kind(&of));
+        kinds.push(own.unwrap_or_else(|| {
+            match op.role() {
+                // Sums and maxima stay f32: backward compares with what they are of.
+                Role::Reduction => Some(mixed(&of))
+                    .filter(|it| *it == Kind::Sums)
+                    .unwrap_or(Kind::Exact),
+                Role::View | Role::Reshape | Role::Copy | Role::Elementwise => mixed(&of),
+                Role::Leaf | Role::Same | Role::Part | Role::Kernel | Role::End => Kind::Layers,
             }
-            _ => Kind::Layers,
-        });
+        }));
     }
     kinds
 }
 
+/// The kind of what is made of these element by element.
+pub(super) fn mixed(of: &[Option<Kind>]) -> Kind {
+    let of = of.iter().flatten();
+    let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(it));
+    if all_are(&[Kind::Sums]) && of.clone().next().is_some() {
+        Kind::Sums
+    } else if all_are(&[Kind::Sums, Kind::Exact]) {
+        Kind::Exact
+    } else {
+        Kind::Layers
+    }
+}
+
+fn is_exact_in_bf16(op: &Op) -> bool {
+    if let Op::Numbers(Numbers(values)) = op {
+        return values.iter().all(|value| is_bf16(*value));
+    }
+    matches!(op, Op::Constant(_))
+}
+
 /// Whether bf16 holds this number: it is the upper half of f32.
-fn is_bf16(value: f64) -> bool {
+pub(super) fn is_bf16(value: f64) -> bool {
     let short = value as f32;
     value.is_nan() || f64::from(short) == value && short.to_bits() & 0xffff == 0
 }

@@ -1,17 +1,16 @@
 //! Which values are kept for backward, after which operation each is no longer needed, and in which
 //! memory each is.
 
+use super::op::{Activate, ActivateBackward, Op, Role};
 use super::plan::{PassPlan, PlanFor};
-use super::trace::{Op, TraceNode};
+use super::trace::TraceNode;
 use crate::scratch::ScratchPool;
 
 impl PassPlan {
     /// Whether a value is a tensor that a run makes or that comes from outside.
     fn is_computed(&self, id: usize) -> bool {
-        !matches!(
-            self.nodes[id].op,
-            Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) | Op::Constant(_) | Op::Steps(_)
-        )
+        let op = &self.nodes[id].op;
+        op.role() != Role::Leaf || matches!(op, Op::Input(_))
     }
 
     /// Finds what is kept, and after which run each value is no longer needed.
@@ -61,9 +60,12 @@ impl PassPlan {
     pub(super) fn choose_pools(&mut self, how: PlanFor) {
         let pool = |(id, node): (usize, &TraceNode)| {
             // On the CPU backward computes such values again, so they live briefly.
-            let is_brief = match node.op {
-                Op::Activate(of) | Op::ActivateBackward(of) => of.keeps_input(),
-                _ => false,
+            let is_brief = if let Op::Activate(Activate(of))
+            | Op::ActivateBackward(ActivateBackward(of)) = node.op
+            {
+                of.keeps_input()
+            } else {
+                false
             };
             let is_kept = self.kept.binary_search(&id).is_ok();
             if is_brief && how.is_cpu && how.is_training && !is_kept {

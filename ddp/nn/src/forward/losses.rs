@@ -10,10 +10,11 @@ use std::rc::Rc;
 use ddp_kernels::{DType, Tensor, ops};
 
 use super::derivatives;
-use super::plan::{self, Action, Ends, PassPlan, PlanFor, PlannedRun};
+use super::op::{Expand, Input, Op};
+use super::plan::{self, Ends, PassPlan, PlanFor, PlannedRun};
 use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
-use super::trace::{Op, Trace, Var};
+use super::trace::{Trace, Var};
 use crate::error::{Error, Result};
 use crate::loss::{Loss, STATS, math_dtype};
 use crate::pass::Pass;
@@ -200,10 +201,8 @@ impl PlannedLoss {
             is_loss: true,
         };
         let plan = plan::plan(nodes, forward, ends, how)?;
-        let reads_both = |run: &PlannedRun| {
-            use Action::{Chain, Join, Reshape};
-            matches!(run.action, Chain(_) | Join(..) | Reshape)
-        };
+        let reads_both =
+            |run: &PlannedRun| matches!(run.op, Op::Chain(_) | Op::Copies(_) | Op::Reshape(_));
         Ok(PlannedLoss {
             formula: Box::new(formula.clone()),
             shapes: of.map(|it| it.shape().to_vec()),
@@ -231,7 +230,14 @@ impl PlannedLoss {
             if let (true, Some(dx)) = (is_backward, plan.ends.dx) {
                 values[dx].clone_from(&gradient);
             }
-            Running::new(pass, plan, &self.numbers, values, true).all(runs, is_backward)?;
+            let mut running = Running {
+                pass,
+                plan,
+                numbers: &self.numbers,
+                values,
+                wants_input: true,
+            };
+            running.all(runs, is_backward)?;
         }
         Ok(values[plan.ends.y].take().expect("a plan makes its output"))
     }
@@ -266,8 +272,8 @@ impl FormulaLosses {
             mode,
             lora: None,
         };
-        let output = m.leaf(Op::Input, &output, "output".into());
-        let target = m.leaf(Op::Input, &target, "target".into());
+        let output = m.leaf(Input, &output, "output".into());
+        let target = m.leaf(Input, &target, "target".into());
         let [output, target] = [output, target].map(|it| it.with_rows(true));
         let losses = FormulaLosses::of(formula, &mut m, [&output, &target], are_indices)?;
         Ok((output, losses))
@@ -345,7 +351,7 @@ impl FormulaLosses {
         {
             let mut trace = output.trace.borrow_mut();
             let node = &mut trace.nodes[d.id];
-            (node.op, node.inputs) = (Op::Expand, vec![one.id]);
+            (node.op, node.inputs) = (Expand.into(), vec![one.id]);
         }
         // A step of a chain, which rounds it. Not 0·NaN where rows are ignored.
         let dx = dx?;

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::kinds::kinds;
-use super::trace::{Kind, Op, Trace, Var, count_of};
+use super::op::{Input, Op, Parameter};
+use super::trace::{Kind, Trace, Var, count_of};
 use crate::build::{Declarations, ParamId};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
 
@@ -76,7 +77,7 @@ impl Trace {
         let mut open: Vec<usize> = Vec::new();
         let mut depends = vec![false; self.nodes.len()];
         for (id, node) in self.nodes.iter().enumerate().take(y + 1) {
-            let is_leaf = matches!(node.op, Op::Input | Op::Parameter(_));
+            let is_leaf = matches!(node.op, Op::Input(_) | Op::Parameter(_));
             depends[id] = is_leaf || node.inputs.iter().any(|&it| depends[it]);
             if reads[id].is_none() && id != y || self.is_parameter(id) {
                 continue;
@@ -112,7 +113,7 @@ impl Trace {
         let reads = self.reads(y);
         let mut all = Vec::new();
         for (id, node) in self.nodes.iter().enumerate() {
-            if let Op::Parameter(parameter) = node.op {
+            if let Op::Parameter(Parameter(parameter)) = node.op {
                 all.push((reads[id].map_or(id, |it| it[0]), parameter, id));
             }
         }
@@ -245,14 +246,14 @@ impl Part {
             if own.contains(&place) && known.is_none() && place != id {
                 return Err(other());
             }
-            trace.nodes[id].op = known.map_or(Op::Input, Op::Parameter);
+            trace.nodes[id].op = known.map_or(Input.into(), |it| Parameter(it).into());
         }
         let [input, output] = [
             from.map_or(x.id, |it| it.value),
             to.map_or(y.id, |it| it.value),
         ];
         let node = &mut trace.nodes[input];
-        (node.op, node.again) = (Op::Input, None);
+        (node.op, node.again) = (Input.into(), None);
         node.inputs.clear();
         if node.shape[..] != *shape {
             let (expected, got) = (

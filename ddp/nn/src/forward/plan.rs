@@ -8,95 +8,22 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::Arc;
-
-use ddp_kernels::ops::{Activation, Chain, Windows};
 
 use super::kinds::kinds;
-use super::trace::{Kind, Op, TraceNode};
-use crate::build::ParamId;
+use super::op::{Activate, Cast, Op, Role, Sum};
+use super::trace::{Kind, TraceNode};
 use crate::error::Result;
 use crate::scratch::ScratchPool;
 
-/// What runs at once.
-#[derive(Debug)]
-pub(super) enum Action {
-    Chain(Chain),
-    /// Copies inputs to parts of the value, the rest of which is 0 if the flag is set.
-    Join(bool, Vec<Chain>),
-    Reshape,
-    MatMul([bool; 2]),
-    /// The windows of a convolution as columns; back if the flag is set.
-    Unfold(Windows, bool),
-    /// The sum of all rows.
-    Columns,
-    /// An operation that has its own kernel.
-    Kernel,
-    /// Its activation's input is the second output, if that is kept.
-    Linear {
-        activation: Option<Activation>,
-        has_bias: bool,
-    },
-    /// With the derivative of the activation below.
-    LinearInput {
-        below: Option<Activation>,
-    },
-    /// Adds a product to its first input, in place.
-    AddMatMul {
-        is_turned: bool,
-    },
-    LinearWeight,
-    LinearGradients {
-        weight: ParamId,
-        bias: Option<ParamId>,
-    },
-    /// The norm of its input, or of the sum of its first two, which is then the first output.
-    Norm {
-        is_sum: bool,
-        has_bias: bool,
-    },
-    /// Whether there are sums for weight and bias, and whether the first input is added.
-    NormBackward {
-        parts: [bool; 2],
-        is_sum: bool,
-    },
-    Rope {
-        is_in_place: bool,
-    },
-    /// The gradient is the sum of these rows.
-    GradientSums(ParamId),
-    EmbeddingGradient(ParamId, Arc<[usize]>),
-    PositionsGradient(ParamId),
-    Finished(ParamId),
-    Custom,
-    CustomBackward,
-    Gradient(ParamId),
-    /// The gradient is the sum of all rows.
-    GradientColumns(ParamId),
-}
-
-impl Action {
-    /// Whether its inputs may be in the dtype of layers or in that of sums.
-    pub(super) fn reads_any_dtype(&self) -> bool {
-        matches!(
-            self,
-            Action::Chain(_)
-                | Action::Join(..)
-                | Action::Reshape
-                | Action::Columns
-                | Action::Gradient(_)
-                | Action::GradientColumns(_)
-        )
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct PlannedRun {
-    pub(super) action: Action,
+    pub(super) op: Op,
     /// The operation for which it runs.
     pub(super) of: usize,
     pub(super) outputs: Vec<usize>,
     pub(super) inputs: Vec<usize>,
+    /// Whether its first output is in the memory of its first input.
+    pub(super) is_in_place: bool,
     /// Values that nothing reads after it.
     pub(super) last: Vec<usize>,
     /// Whether it serves the gradient of the input alone.
@@ -198,7 +125,7 @@ pub(super) fn plan(
     let mut real: Vec<usize> = (0..nodes.len()).collect();
     for id in 0..nodes.len() {
         nodes[id].inputs.iter_mut().for_each(|it| *it = real[*it]);
-        if matches!(nodes[id].op, Op::Stop | Op::Slope) {
+        if nodes[id].op.role() == Role::Same {
             real[id] = nodes[id].inputs[0];
         }
     }
@@ -213,7 +140,7 @@ pub(super) fn plan(
     }
     nodes[ends.y].again = None;
     for id in 0..forward {
-        if matches!(nodes[id].op, Op::Part(..)) {
+        if matches!(nodes[id].op, Op::Part(_)) {
             nodes[id].again = nodes[nodes[id].inputs[0]].again.and(nodes[id].again);
         }
     }
@@ -283,7 +210,7 @@ impl Planner {
         for id in 0..self.nodes.len() {
             let inputs = &mut self.nodes[id].inputs;
             inputs.iter_mut().for_each(|it| *it = real[*it]);
-            if let (Op::Cast(Kind::Layers), &[input]) =
+            if let (Op::Cast(Cast(Kind::Layers)), &[input]) =
                 (&self.nodes[id].op, &self.nodes[id].inputs[..])
                 && !(self.how.is_bf16 && self.kinds[input] == Kind::Exact)
             {
@@ -295,6 +222,10 @@ impl Planner {
 
     pub(super) fn node(&self, id: usize) -> &TraceNode {
         &self.nodes[id]
+    }
+
+    pub(super) fn role(&self, id: usize) -> Role {
+        self.node(id).op.role()
     }
 
     pub(super) fn shape(&self, id: usize) -> &[usize] {
@@ -311,7 +242,7 @@ impl Planner {
         ends.into_iter().flatten().for_each(|id| live[id] = true);
         for id in (0..self.nodes.len()).rev() {
             let node = self.node(id);
-            live[id] |= matches!(node.op, Op::Gradient(_) | Op::Finished(_));
+            live[id] |= node.op.role() == Role::End;
             if live[id] {
                 node.inputs.iter().for_each(|&input| live[input] = true);
             }
@@ -321,7 +252,7 @@ impl Planner {
 
     /// A sum of all rows of its input, which has an operation of its own.
     pub(super) fn is_columns(&self, id: usize) -> bool {
-        let Op::Sum(axes) = &self.node(id).op else {
+        let Op::Sum(Sum(axes)) = &self.node(id).op else {
             return false;
         };
         let shape = self.shape(self.node(id).inputs[0]);
@@ -335,34 +266,23 @@ impl Planner {
     }
 
     pub(super) fn is_fusable(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Apply(_) | Op::Sum(_) | Op::Largest(_))
+        matches!(self.role(id), Role::Elementwise | Role::Reduction)
             && !self.is_columns(id)
             && !self.has_within(id)
     }
 
     /// Where the value is read as its input lies.
     pub(super) fn is_view(&self, id: usize) -> bool {
-        matches!(
-            self.node(id).op,
-            Op::Expand | Op::Permute(_) | Op::Slice(..) | Op::Window(..)
-        )
+        self.role(id) == Role::View
     }
 
     /// Made only when something asks for it.
     pub(super) fn is_on_demand(&self, id: usize) -> bool {
-        self.is_view(id) || matches!(self.node(id).op, Op::Reshape) || self.is_columns(id)
+        matches!(self.role(id), Role::View | Role::Reshape) || self.is_columns(id)
     }
 
     pub(super) fn is_leaf(&self, id: usize) -> bool {
-        matches!(
-            self.node(id).op,
-            Op::Input
-                | Op::Parameter(_)
-                | Op::Numbers(_)
-                | Op::Tensor(_)
-                | Op::Constant(_)
-                | Op::Steps(_)
-        )
+        self.role(id) == Role::Leaf
     }
 
     /// What an operation that is made on demand comes from.
@@ -379,7 +299,7 @@ impl Planner {
             return None;
         };
         let mut sum = *input;
-        while matches!(self.node(sum).op, Op::Reshape) {
+        while self.role(sum) == Role::Reshape {
             sum = self.node(sum).inputs[0];
         }
         self.is_columns(sum).then(|| self.node(sum).inputs[0])
@@ -418,20 +338,16 @@ impl Planner {
         if let Some(&copy) = copies.get(&id) {
             return copy;
         }
-        let is_cheap = match self.node(id).op {
-            Op::Apply(_) | Op::Reshape => true,
+        let role = self.role(id);
+        let is_kept = if let Op::Activate(Activate(activation)) = self.node(id).op {
             // The derivative needs its input anyway. In bf16 that is rounded, so that the value
             // would be another one: near enough for a matmul, not for a comparison.
-            Op::Activate(activation) => {
-                activation.keeps_input()
-                    && self.how.is_cpu
-                    && (!self.how.is_bf16 || self.feeds_matmuls(id))
-            }
-            _ => self.is_view(id),
-        };
-        let is_kept = match self.node(id).op {
-            Op::Activate(_) => !is_cheap,
-            _ => self.stored[id] || !is_cheap,
+            !activation.keeps_input()
+                || !self.how.is_cpu
+                || self.how.is_bf16 && !self.feeds_matmuls(id)
+        } else {
+            let is_cheap = matches!(role, Role::Elementwise | Role::Reshape | Role::View);
+            self.stored[id] || !is_cheap
         };
         if is_kept && self.node(id).again.is_none() {
             self.demand(id);
@@ -443,11 +359,9 @@ impl Planner {
         }
         // What was rounded to memory is again, and what was not is not.
         let is_rounded = self.stored[id];
-        let kind = match (&node.op, self.kinds[id]) {
-            (Op::Activate(_), kind) => kind,
-            (Op::Apply(_), Kind::Layers) if !is_rounded => Kind::Exact,
-            (Op::Reshape, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
-            (_, Kind::Layers) if !is_rounded && self.is_view(id) => self.kinds[node.inputs[0]],
+        let kind = match (role, self.kinds[id]) {
+            (Role::Elementwise, Kind::Layers) if !is_rounded => Kind::Exact,
+            (Role::Reshape | Role::View, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
             (_, kind) => kind,
         };
         let copy = self.add(node, kind);
@@ -460,7 +374,7 @@ impl Planner {
     /// Whether only matmuls read this value.
     fn feeds_matmuls(&self, id: usize) -> bool {
         let mut readers = self.nodes.iter().filter(|it| it.inputs.contains(&id));
-        readers.all(|it| matches!(it.op, Op::Linear | Op::LinearWeight))
+        readers.all(|it| matches!(it.op, Op::Linear(_) | Op::LinearWeight(_)))
     }
 
     /// One more node.

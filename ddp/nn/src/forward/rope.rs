@@ -1,24 +1,18 @@
 //! Rotary positions.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ddp_kernels::ops;
 use ddp_kernels::panics;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 
+use super::derivatives::Backward;
+use super::op::{Rope, Turn};
+use super::operation::Operation;
+use super::running::{Run, rows};
+use super::trace::Var;
 use crate::error::Result;
-
-/// Rotary positions. Clones share their tables.
-#[derive(Clone, Debug)]
-pub struct Rope {
-    /// The angle between neighbouring positions, for each pair of columns that is turned.
-    frequencies: Vec<f64>,
-    /// What the turned columns are multiplied by.
-    scale: f64,
-    /// A table for each device and length, once it was needed.
-    tables: Arc<Mutex<Vec<Tensor>>>,
-}
 
 impl Rope {
     /// Turns a pair of columns for each of `frequencies`, the angles between neighbouring
@@ -48,5 +42,43 @@ impl Rope {
         })?;
         tables.push(made.clone());
         Ok(made)
+    }
+}
+
+impl Var {
+    /// The first heads of (B, T, …), turned by their positions: how many, and their columns.
+    pub(crate) fn rope(&self, rope: &Rope, heads: [usize; 2]) -> Var {
+        self.push(Turn(rope.clone(), heads, false), &[self], self.shape())
+    }
+}
+
+impl Operation for Turn {
+    fn name(&self) -> String {
+        "rope".into()
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        let back = Turn(self.0.clone(), self.1, !self.2);
+        vec![at.like(0, back, &[at.d])]
+    }
+
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        let Turn(rope, heads, is_back) = self;
+        let (out, x) = (r.take(0)?, r.x[0]);
+        let time = x.shape()[1];
+        let table = match r.pass.cache() {
+            Some(cache) => {
+                let tokens = cache.tokens..cache.tokens + time;
+                rope.table(cache.room, x.device())?.slice(tokens)?
+            }
+            None => rope.table(time, x.device())?,
+        };
+        let (out, x) = (rows(&out)?, rows(x)?);
+        if *is_back {
+            ops::rope_backward_into(&out, &x, &table, *heads)?
+        } else {
+            ops::rope_into(&out, &x, &table, *heads)?
+        }
+        Ok(())
     }
 }

@@ -4,13 +4,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Tensor};
 
-use super::custom::CustomOp;
-use super::trace::{Kind, Op, Trace, Var, count_of};
+use super::op::{Given, Input, Numbers, Op, Parameter};
+use super::trace::{Trace, Var, count_of};
 use crate::build::{Declarations, Init, Lora, ParamId, Tie};
 use crate::error::Result;
 
@@ -168,7 +166,7 @@ impl Scope<'_> {
     }
 
     #[track_caller]
-    pub(super) fn leaf(&self, op: Op, shape: &[usize], name: String) -> Var {
+    pub(super) fn leaf(&self, op: impl Into<Op>, shape: &[usize], name: String) -> Var {
         let mut trace = self.trace.borrow_mut();
         let id = trace.push(op, vec![], shape.to_vec());
         trace.names.push((id, name));
@@ -179,9 +177,9 @@ impl Scope<'_> {
 
     /// Keeps an error, and goes on with numbers of this shape.
     #[track_caller]
-    fn refused(&self, text: String, shape: &[usize]) -> Var {
+    pub(super) fn refused(&self, text: String, shape: &[usize]) -> Var {
         self.trace.borrow_mut().keep_error(text);
-        self.leaf(Op::Input, shape, "x".into())
+        self.leaf(Input, shape, "x".into())
     }
 
     /// A parameter with this name, shape and initial weights. Weight decay applies to those of two
@@ -215,16 +213,15 @@ impl Scope<'_> {
     pub fn hidden_matrices(&mut self, parameter: &Var, rows: &[usize]) {
         let shape = parameter.shape();
         let fits = shape.len() == 2 && shape[0] == rows.iter().sum::<usize>();
-        match (parameter.op(), &mut self.build) {
-            (Op::Parameter(id), Some(build)) if fits => {
-                build.list[id.0].matrices = rows.to_vec();
-            }
-            (_, Some(_)) => {
-                let expected = format!("a parameter with rows of {rows:?} together");
-                let help = "give the rows of each of its matrices";
-                parameter.refuse("hidden_matrices", &[parameter], &expected, help);
-            }
-            _ => {}
+        let Some(build) = &mut self.build else {
+            return;
+        };
+        if let (Op::Parameter(Parameter(id)), true) = (parameter.op(), fits) {
+            build.list[id.0].matrices = rows.to_vec();
+        } else {
+            let expected = format!("a parameter with rows of {rows:?} together");
+            let help = "give the rows of each of its matrices";
+            parameter.refuse("hidden_matrices", &[parameter], &expected, help);
         }
     }
 
@@ -257,7 +254,7 @@ impl Scope<'_> {
             );
             return self.refused(text, shape);
         }
-        self.leaf(Op::Parameter(*id), shape, path)
+        self.leaf(Parameter(*id), shape, path)
     }
 
     /// These numbers.
@@ -270,12 +267,12 @@ impl Scope<'_> {
             );
             return self.refused(text, shape);
         }
-        self.leaf(Op::Numbers(values.into()), shape, "numbers".into())
+        self.leaf(Numbers(values.into()), shape, "numbers".into())
     }
 
     /// A tensor on the model's device, without a gradient.
     pub(crate) fn tensor(&mut self, tensor: &Tensor, name: &str) -> Var {
-        self.leaf(Op::Tensor(tensor.clone()), tensor.shape(), name.into())
+        self.leaf(Given(tensor.clone()), tensor.shape(), name.into())
     }
 
     /// 0, 1, 2 and so on: the indices of an axis, as for a mask.
@@ -292,96 +289,5 @@ impl Scope<'_> {
         let y = self.within(name, |m| layer.forward(m, x));
         self.trace.borrow_mut().line = line;
         y
-    }
-
-    /// Drops elements of `x` in training; at most once for each name.
-    #[track_caller]
-    pub(crate) fn drop_elements(&mut self, x: &Var, probability: f64) -> Var {
-        if !(0.0..1.0).contains(&probability) {
-            let expected =
-                format!("a probability of at least 0 and less than 1, not {probability}");
-            return x.refuse("dropout", &[x], &expected, "use 0 to drop nothing");
-        }
-        if let Some(build) = &mut self.build {
-            let number = build.random_layer();
-            let before = self.declared.numbers.insert(self.prefix.clone(), number);
-            if before.is_some() {
-                let help = "give each its own: with one name they drop the same elements";
-                return x.refuse("dropout", &[x], "a name that no other dropout has", help);
-            }
-        }
-        let Some(&number) = self.declared.numbers.get(&self.prefix) else {
-            let help = "let no condition depend on the mode; a loss drops nothing";
-            return x.refuse("dropout", &[x], "one of the first trace", help);
-        };
-        if probability == 0.0 || !self.is_training() {
-            return x.clone();
-        }
-        if !x.has_rows() {
-            let help = "apply dropout to a value that is computed from x";
-            return x.refuse("dropout", &[x], "a value that has rows", help);
-        }
-        x.push(Op::Dropout(number, probability), &[x], x.shape())
-    }
-
-    /// Attention of (B, T, (H + 2K)·D), whose columns are those of queries, then keys, then values.
-    #[track_caller]
-    pub fn attention(&mut self, qkv: &Var, attention: Attention) -> Var {
-        let (heads, time) = (attention.heads, attention.time);
-        let columns = (heads + 2 * attention.kv_heads) * attention.head_size;
-        let shape = qkv.shape();
-        if shape.len() != 3 || shape[1..] != [time, columns] {
-            let expected =
-                format!("[rows, {time}, {columns}]: queries, keys and values of all heads");
-            let help = "make them with one linear layer";
-            return qkv.refuse("attention", &[qkv], &expected, help);
-        }
-        if attention.window == Some(0) {
-            let help = "count the token itself, or leave the window out";
-            return qkv.refuse("attention", &[qkv], "a window of at least 1 token", help);
-        }
-        let begins = self.trace.borrow().begins.map(|id| qkv.at(id));
-        let inputs: Vec<&Var> = [qkv].into_iter().chain(&begins).collect();
-        let output = vec![shape[0], time, heads * attention.head_size];
-        let y = qkv.push(Op::Attention(attention), &inputs, output);
-        y.part(0, Kind::Sums, vec![shape[0] * heads, time]);
-        y
-    }
-
-    /// The tokens of codes whose upper half says where in its row the token's document begins.
-    /// Attention from here on keeps documents apart.
-    pub(crate) fn documents(&mut self, codes: &Var) -> Var {
-        let shape = codes.shape();
-        let count = shape.iter().product();
-        let tokens = codes.push(Op::Documents, &[codes], shape);
-        let begins = tokens.part(0, Kind::Places, vec![count]);
-        self.trace.borrow_mut().begins = Some(begins.id);
-        tokens
-    }
-
-    /// An operation with a backward by hand.
-    #[track_caller]
-    pub fn custom(&mut self, op: Arc<dyn CustomOp>, inputs: &[&Var]) -> Var {
-        let shapes: Vec<Vec<usize>> = inputs.iter().map(|it| it.shape()).collect();
-        let Some(first) = inputs.first() else {
-            return self.refused(
-                "custom: expected at least one input, got none; help: give it x".into(),
-                &[],
-            );
-        };
-        let shape = match op.shape(&shapes) {
-            Ok(shape) => shape,
-            Err(error) => return self.refused(error.to_string(), &shapes[0]),
-        };
-        let of_rows = inputs.iter().position(|it| it.has_rows());
-        let (has_rows, text) = (of_rows.is_some() && op.has_rows(), format!("{op:?}"));
-        if has_rows && shape.first() != of_rows.map(|at| &shapes[at][0]) {
-            let expected = "an output whose first axis is the rows";
-            let help = "return false from has_rows if the output is not per row";
-            return first.refuse(&text, inputs, expected, help);
-        }
-        let made = first.checked(Op::Custom(op), inputs, shape);
-        self.trace.borrow_mut().nodes[made.id].has_rows = has_rows;
-        made
     }
 }

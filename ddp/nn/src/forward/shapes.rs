@@ -1,8 +1,16 @@
-//! Methods of `Var` that move elements to another shape, and compute nothing.
+//! Operations that move elements to another shape, and compute nothing.
 
 use std::ops::Range;
 
-use super::trace::{INPUTS_MAX, Op, Var, broadcast, count_of};
+use ddp_kernels::ops::ChainView;
+
+use super::derivatives::Backward;
+use super::emit::within;
+use super::op::{Expand, Join, Op, Permute, Reshape, Slice, Sum, Window};
+use super::operation::Operation;
+use super::running::Run;
+use super::trace::{INPUTS_MAX, Var, broadcast, count_of};
+use crate::error::Result;
 
 impl Var {
     /// The value with lengths of 1 repeated to these lengths of a row. What is the same for all
@@ -24,7 +32,7 @@ impl Var {
         if self.shape() == shape {
             return self.clone();
         }
-        self.checked(Op::Expand, &[self], shape.to_vec())
+        self.checked(Expand, &[self], shape.to_vec())
     }
 
     /// A number in each element of a value like this one, but of this shape.
@@ -46,7 +54,7 @@ impl Var {
         let sum = if axes.is_empty() {
             self.clone()
         } else {
-            self.reduce(Op::Sum(axes))
+            self.reduce(Sum(axes))
         };
         sum.reshape(shape)
     }
@@ -75,10 +83,10 @@ impl Var {
             return self.clone();
         }
         let has_rows = self.has_rows();
-        if let Op::Reshape = self.op() {
+        if let Op::Reshape(_) = self.op() {
             return self.inputs()[0].reshaped(shape).with_rows(has_rows);
         }
-        self.checked(Op::Reshape, &[self], shape.to_vec())
+        self.checked(Reshape, &[self], shape.to_vec())
     }
 
     /// The value with axes in this order.
@@ -95,7 +103,7 @@ impl Var {
             let help = "exchange axes within a row, as permute(&[0, 2, 1]) does";
             return self.refuse("permute", &[self], "the rows to stay the first axis", help);
         }
-        if let Op::Permute(before) = self.op() {
+        if let Op::Permute(Permute(before)) = self.op() {
             let axes: Vec<usize> = axes.iter().map(|&axis| before[axis]).collect();
             let source = self.inputs()[0].clone();
             let permuted = if axes.is_sorted() {
@@ -106,7 +114,7 @@ impl Var {
             return permuted.with_rows(self.has_rows());
         }
         let permuted = axes.iter().map(|&axis| shape[axis]).collect();
-        self.push(Op::Permute(axes.to_vec()), &[self], permuted)
+        self.push(Permute(axes.to_vec()), &[self], permuted)
     }
 
     /// The value with two axes exchanged.
@@ -132,7 +140,7 @@ impl Var {
             return self.refuse("slice", &[self], &expected, "give a range within the axis");
         }
         shape[axis] = range.len();
-        self.push(Op::Slice(axis, range.start, 1), &[self], shape)
+        self.push(Slice(axis, range.start, 1), &[self], shape)
     }
 
     /// One of every `step` indices of an axis, from the first on.
@@ -150,7 +158,7 @@ impl Var {
             );
         }
         shape[axis] = shape[axis].div_ceil(step);
-        self.push(Op::Slice(axis, 0, step), &[self], shape)
+        self.push(Slice(axis, 0, step), &[self], shape)
     }
 
     /// Windows of `size` indices of an axis, each `step` further on. The axis then counts windows,
@@ -168,7 +176,7 @@ impl Var {
         }
         shape[axis] = (shape[axis] - size) / step + 1;
         shape.push(size);
-        self.checked(Op::Window(axis, step), &[self], shape)
+        self.checked(Window(axis, step), &[self], shape)
     }
 
     /// The value with this many zeros before and after it along an axis.
@@ -181,7 +189,7 @@ impl Var {
             return self.clone();
         }
         shape[axis] = shape[axis].saturating_add(before).saturating_add(after);
-        self.checked(Op::Join(axis, vec![before], 1), &[self], shape)
+        self.checked(Join(axis, vec![before], 1), &[self], shape)
     }
 
     /// Consecutive parts of an axis, of these lengths.
@@ -262,14 +270,89 @@ impl Var {
                 .collect();
             return Var::concatenate(&parts.iter().collect::<Vec<_>>(), axis as isize);
         }
-        first.checked(Op::Join(axis, starts, 1), values, shape)
+        first.checked(Join(axis, starts, 1), values, shape)
     }
 
     /// Values along an axis of this length, each from an index on, and 0 elsewhere.
     pub(crate) fn placed(values: &[Var], axis: usize, starts: &[usize], length: usize) -> Var {
         let mut shape = values[0].shape();
         shape[axis] = length;
-        let op = Op::Join(axis, starts.to_vec(), 1);
+        let op = Join(axis, starts.to_vec(), 1);
         values[0].checked(op, &values.iter().collect::<Vec<_>>(), shape)
+    }
+}
+
+impl Operation for Expand {
+    fn look(&self, at: &mut ChainView, [from, to]: [&[usize]; 2]) {
+        at.strides = within(from, &at.strides, to);
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![Some(at.d.reduced_to(&at.x[0].shape()))]
+    }
+}
+
+impl Operation for Reshape {
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![Some(at.d.reshape(&at.x[0].shape()))]
+    }
+
+    fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
+        let id = r.planned.outputs[0];
+        r.values[id] = Some(r.x[0].reshape(&r.plan.nodes[id].shape)?);
+        Ok(())
+    }
+}
+
+impl Operation for Permute {
+    fn look(&self, at: &mut ChainView, _shapes: [&[usize]; 2]) {
+        at.strides = self.0.iter().map(|&axis| at.strides[axis]).collect();
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        let mut back = vec![0; self.0.len()];
+        let axes = self.0.iter().enumerate();
+        axes.for_each(|(at, &axis)| back[axis] = at);
+        vec![Some(at.d.permute(&back))]
+    }
+}
+
+impl Operation for Slice {
+    fn look(&self, at: &mut ChainView, _shapes: [&[usize]; 2]) {
+        let &Slice(axis, start, step) = self;
+        at.offset += start * at.strides[axis];
+        at.strides[axis] *= step;
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        vec![at.like(0, Join(self.0, vec![self.1], self.2), &[at.d])]
+    }
+}
+
+impl Operation for Join {
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        let each = self.1.iter().enumerate();
+        each.map(|(input, &start)| at.like(input, Slice(self.0, start, self.2), &[at.d]))
+            .collect()
+    }
+}
+
+impl Operation for Window {
+    fn look(&self, at: &mut ChainView, _shapes: [&[usize]; 2]) {
+        at.strides.push(at.strides[self.0]);
+        at.strides[self.0] *= self.1;
+    }
+
+    fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
+        let shape = at.y.shape();
+        let (size, windows) = shape.split_last().unwrap_or((&1, &[]));
+        // Windows overlap: each place within them gives its part to the sum.
+        let of_place = |place: usize| {
+            let d = at.d.slice(-1, place..place + 1).reshape(windows);
+            let op = Join(self.0, vec![place], self.1);
+            d.push(op, &[&d], at.x[0].shape())
+        };
+        let sum = (1..*size).fold(of_place(0), |sum, place| sum + of_place(place));
+        vec![Some(sum)]
     }
 }

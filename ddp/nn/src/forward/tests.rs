@@ -1,7 +1,8 @@
 //! What tests of models ask of a traced module.
 
 use super::Traced;
-use super::trace::{Op, Var};
+use super::op::Reshape;
+use super::trace::Var;
 
 impl Traced {
     /// How many operations of the latest plan run forward and backward.
@@ -16,7 +17,7 @@ impl Var {
     /// The same value, with which nothing is fused.
     pub(crate) fn apart(&self) -> Var {
         let longer = [&self.shape()[..], &[1]].concat();
-        let apart = self.push(Op::Reshape, &[self], longer);
-        apart.push(Op::Reshape, &[&apart], self.shape())
+        let apart = self.push(Reshape, &[self], longer);
+        apart.push(Reshape, &[&apart], self.shape())
     }
 }

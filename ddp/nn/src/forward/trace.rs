@@ -5,109 +5,13 @@ use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ddp_kernels::Tensor;
-use ddp_kernels::ops::{Activation, Attention, Function, Norm, Windows};
 use ddp_kernels::shape::RANK_MAX;
 
-use super::custom::CustomOp;
-use super::gate::Gate;
-use super::rope::Rope;
-use crate::build::ParamId;
+use super::op::{Constant, Op, Part, Role};
 pub(super) use crate::scratch::Kind;
 
 /// The most inputs of an operation.
 pub(super) const INPUTS_MAX: usize = 16;
-
-/// What makes a value from others.
-#[derive(Clone, Debug)]
-pub(super) enum Op {
-    /// The module's input, or in backward the gradient of its output.
-    Input,
-    Parameter(ParamId),
-    /// Numbers that the forward has written down.
-    Numbers(Arc<[f64]>),
-    /// A tensor on the device, without a gradient.
-    Tensor(Tensor),
-    /// One number, of shape [].
-    Constant(f64),
-    /// 0, s, 2s and so on, in row-major order.
-    Steps(usize),
-    /// Numbers of this kind, without a gradient.
-    Cast(Kind),
-    /// Element by element; shapes are broadcast.
-    Apply(Function),
-    /// Over these axes, which keep a length of 1.
-    Sum(Vec<usize>),
-    Largest(Vec<usize>),
-    /// Repeats axes of length 1.
-    Expand,
-    Reshape,
-    /// The same value without a gradient.
-    Stop,
-    /// The first input's value. Its derivative by the second input is the third, by the fourth the
-    /// fifth.
-    Slope,
-    /// Axis i of the value is this axis of its input.
-    Permute(Vec<usize>),
-    /// From this index of an axis on, one of so many.
-    Slice(usize, usize, usize),
-    /// Along an axis, inputs each from an index on, one of so many. The rest is 0.
-    Join(usize, Vec<usize>, usize),
-    /// Windows of an axis, each so many further on, and what is in each as a new last axis.
-    Window(usize, usize),
-    /// The windows of a convolution as columns, and the gradient of that.
-    Unfold(Windows),
-    Fold(Windows),
-    /// (S, M, K) with (S, K, N), each of which may be transposed.
-    MatMul([bool; 2]),
-    Custom(Arc<dyn CustomOp>),
-    /// The gradients of all its inputs, which are its value and the parts after it.
-    CustomBackward(Arc<dyn CustomOp>),
-    /// Another value of its input's operation, by number.
-    Part(usize, Kind),
-    /// x·Wᵀ + b, of x (…, I), W (O, I) and perhaps b (O).
-    Linear,
-    /// d·W, of d (…, O) and W.
-    LinearInput,
-    /// dᵀ·x, of d (…, O) and x (…, I).
-    LinearWeight,
-    Activate(Activation),
-    /// Of d and what the activation keeps.
-    ActivateBackward(Activation),
-    /// With this ε, of x, weight and perhaps bias. Its part: the statistics of rows.
-    Norm(Norm, f64),
-    /// Of d, x, statistics and weight. Its parts: sums of rows for the gradients of weight and
-    /// bias.
-    NormBackward(Norm, f64),
-    /// By number and probability.
-    Dropout(u32, f64),
-    Gated(Gate),
-    /// Of d and x.
-    GatedBackward(Gate),
-    /// Tokens of codes that also say where documents begin, which is its part.
-    Documents,
-    /// Of tokens, the table, in which these rows get no gradient, and perhaps a row for each
-    /// position.
-    Embedding(Arc<[usize]>),
-    /// The table's gradient, 0 in these rows, of d and the tokens.
-    EmbeddingBackward(Arc<[usize]>),
-    /// What tokens choose along this axis, of the tokens and a value: see `Var::gather`.
-    Gather(usize),
-    /// The gradient of that value, of d and the tokens.
-    GatherBackward,
-    /// The gradient of the rows of positions, of d.
-    PositionsBackward,
-    /// Turns so many heads of so many columns by their positions, or back.
-    Rope(Rope, [usize; 2], bool),
-    /// Of queries, keys and values, and perhaps where documents begin. Its part: sums for backward.
-    Attention(Attention),
-    /// Of d, the output, the sums, queries, keys and values, and perhaps where documents begin.
-    AttentionBackward(Attention),
-    /// The gradient of a parameter is complete. Zeros, if it has no input.
-    Gradient(ParamId),
-    /// The gradient of a parameter is complete, which the loss has written.
-    Finished(ParamId),
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct TraceNode {
@@ -261,8 +165,13 @@ impl Trace {
     }
 
     #[track_caller]
-    pub(super) fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Vec<usize>) -> usize {
-        let id = self.nodes.len();
+    pub(super) fn push(
+        &mut self,
+        op: impl Into<Op>,
+        inputs: Vec<usize>,
+        shape: Vec<usize>,
+    ) -> usize {
+        let (id, op) = (self.nodes.len(), op.into());
         let (again, place, line) = (self.again, self.place.clone(), self.users_line());
         let mut of_inputs = inputs.iter().map(|&it| self.nodes[it].has_rows);
         let has_rows = self.hides_rows && !matches!(op, Op::Part(..)) && of_inputs.any(|it| it);
@@ -280,9 +189,12 @@ impl Trace {
 
     /// The refusal of a formula on codes, which are tokens with where their documents begin.
     pub(super) fn codes_as_numbers(&self) -> Option<String> {
-        let has_documents = self.nodes.iter().any(|it| matches!(it.op, Op::Documents));
+        let has_documents = self
+            .nodes
+            .iter()
+            .any(|it| matches!(it.op, Op::Documents(_)));
         let reads_input = |mut id: usize| {
-            while let Op::Reshape | Op::Stop = self.nodes[id].op {
+            while let Op::Reshape(_) | Op::Stop(_) = self.nodes[id].op {
                 id = self.nodes[id].inputs[0];
             }
             id == 0
@@ -296,28 +208,21 @@ impl Trace {
 
     /// What a value is called in messages.
     pub(super) fn name(&self, id: usize) -> String {
-        let op = &self.nodes[id].op;
         let known = self.names.iter().rev().find(|it| it.0 == id);
-        match (op, known) {
-            (_, Some((_, name))) => name.clone(),
-            (Op::Input, None) => "x".to_string(),
-            (Op::Constant(value), None) => format!("{value}"),
-            (op, None) => op.name(),
-        }
+        known.map_or_else(|| self.nodes[id].op.name(), |(_, name)| name.clone())
     }
 
     /// The same, with its shape and, of a result, the line that has it.
     pub(super) fn described(&self, id: usize) -> String {
         let TraceNode { op, line, .. } = &self.nodes[id];
         let (name, shape) = (self.name(id), self.shape_text(id));
-        match op {
-            Op::Constant(_) => name,
-            Op::Input | Op::Parameter(_) | Op::Numbers(_) | Op::Tensor(_) => {
-                format!("{name} {shape}")
-            }
-            _ if !is_users(line) => format!("{name} {shape}"),
-            _ => format!("{name} {shape} of {}:{}", line.file(), line.line()),
+        if let Op::Constant(_) = op {
+            return name;
         }
+        if op.role() == Role::Leaf || !is_users(line) {
+            return format!("{name} {shape}");
+        }
+        format!("{name} {shape} of {}:{}", line.file(), line.line())
     }
 
     /// `[rows, 4]`, or `[3, 4]` of a value that is the same for all rows.
@@ -329,44 +234,6 @@ impl Trace {
         let rows = has_rows.then(|| "rows".to_string());
         let lengths = rows.into_iter().chain(lengths.skip(usize::from(*has_rows)));
         format!("[{}]", lengths.collect::<Vec<_>>().join(", "))
-    }
-}
-
-impl Op {
-    /// Whether tokens are read as they are.
-    fn reads_tokens(&self) -> bool {
-        matches!(
-            self,
-            Op::Reshape
-                | Op::Stop
-                | Op::Cast(_)
-                | Op::Custom(_)
-                | Op::CustomBackward(_)
-                | Op::Part(..)
-                | Op::Documents
-                | Op::Embedding(_)
-                | Op::EmbeddingBackward(_)
-                | Op::Gather(_)
-                | Op::GatherBackward
-        )
-    }
-
-    /// Its name in messages and profiles.
-    pub(super) fn name(&self) -> String {
-        let text = match self {
-            Op::Apply(function) => format!("{function:?}"),
-            Op::Activate(activation) => format!("{activation:?}"),
-            op => format!("{op:?}"),
-        };
-        let mut name = String::new();
-        let letters = text.chars().take_while(|c| c.is_alphanumeric());
-        for (at, letter) in letters.enumerate() {
-            if letter.is_uppercase() && at > 0 {
-                name.push('_');
-            }
-            name.extend(letter.to_lowercase());
-        }
-        name
     }
 }
 
@@ -443,18 +310,20 @@ impl Var {
 
     /// A new value. An operation that does not take tokens reads them as numbers.
     #[track_caller]
-    pub(super) fn push(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
-        let mut read = Vec::with_capacity(inputs.len());
+    pub(super) fn push(&self, op: impl Into<Op>, inputs: &[&Var], shape: Vec<usize>) -> Var {
+        let (op, mut read) = (op.into(), Vec::with_capacity(inputs.len()));
         for &input in inputs {
-            let as_it_is = op.reads_tokens() || !input.are_tokens();
+            let as_it_is = op.reads().takes_tokens() || !input.are_tokens();
             read.push(if as_it_is {
                 input.id
             } else {
                 input.cast(Kind::Exact).id
             });
         }
-        let id = self.trace.borrow_mut().push(op, read, shape);
-        self.at(id)
+        let part = op.part(&shape);
+        let y = self.at(self.trace.borrow_mut().push(op, read, shape));
+        part.map(|(kind, shape)| y.part(0, kind, shape));
+        y
     }
 
     /// The same value; error messages use this name.
@@ -466,13 +335,13 @@ impl Var {
 
     /// Another value of its operation.
     pub(super) fn part(&self, number: usize, kind: Kind, shape: Vec<usize>) -> Var {
-        self.push(Op::Part(number, kind), &[self], shape)
+        self.push(Part(number, kind), &[self], shape)
     }
 
     /// A number.
     #[track_caller]
     pub(super) fn constant(&self, value: f64) -> Var {
-        self.push(Op::Constant(value), &[], vec![])
+        self.push(Constant(value), &[], vec![])
     }
 
     /// Keeps an error of the operation `op` on `operands`, at the caller's line, for formulas that
@@ -536,8 +405,8 @@ impl Var {
 
     /// A value of this shape, whose number of axes tensors can have.
     #[track_caller]
-    pub(super) fn checked(&self, op: Op, inputs: &[&Var], shape: Vec<usize>) -> Var {
-        let count = count_of(&shape);
+    pub(super) fn checked(&self, op: impl Into<Op>, inputs: &[&Var], shape: Vec<usize>) -> Var {
+        let (op, count) = (op.into(), count_of(&shape));
         if shape.len() > RANK_MAX || count.is_none_or(|count| count > isize::MAX as usize / 64) {
             let expected = format!("at most {RANK_MAX} axes and less than memory could hold");
             return self.refuse(&op.name(), inputs, &expected, "check the sizes");
