@@ -58,7 +58,6 @@ use op::{Attention, Input, Numbers, Op, Parameter};
 use parts::Part;
 pub(crate) use parts::Piece;
 use plan::{Ends, PassPlan, PlanFor};
-use running::Running;
 use scope::{DeclaredParameters, PassMode};
 use trace::Kind;
 
@@ -113,8 +112,6 @@ struct Planned {
     mode: PassMode,
     leaves_head: Option<bool>,
     plan: PassPlan,
-    /// Numbers of the forward, on the model's device.
-    numbers: Vec<(usize, Tensor)>,
     values: Vec<Option<Tensor>>,
     /// The last layer, if it is left to the loss.
     head: Option<LeftHead>,
@@ -376,15 +373,14 @@ impl Traced {
             is_bf16: pass.dtype() == DType::BF16,
             is_loss: false,
         };
-        let plan = plan::plan(nodes, forward, ends, how)?;
+        let mut plan = plan::plan(nodes, forward, ends, how)?;
         let mask = of_head.get(2).copied();
-        let numbers = running::numbers(&plan, mask, pass.dtype(), like.device())?;
+        plan.make_numbers(mask, pass.dtype(), like.device())?;
         let head = left.map(|weight| {
             let Op::Parameter(Parameter(weight)) = plan.nodes[weight].op else {
                 unreachable!("a head's weight is a parameter")
             };
-            let mask = numbers.iter().find(|it| mask == Some(it.0));
-            let mask = mask.map(|it| it.1.clone());
+            let mask = mask.and_then(|it| plan.numbers_of(it)).cloned();
             LeftHead { weight, mask, cap }
         });
         let trains = |it: &Planned| it.mode == PassMode::Training;
@@ -401,7 +397,6 @@ impl Traced {
             leaves_head,
             values: vec![None; plan.nodes.len()],
             plan,
-            numbers,
             head,
         });
         Ok(plans.len() - 1)
@@ -413,15 +408,8 @@ impl Traced {
         let planned = &mut self.plans.borrow_mut()[at];
         let values = &mut planned.values;
         values[planned.plan.ends.x] = Some(x.clone());
-        let mut running = Running {
-            pass,
-            plan: &planned.plan,
-            numbers: &planned.numbers,
-            values,
-            wants_input: false,
-        };
-        let done = running.all(&planned.plan.forward, false);
-        let y = done.and_then(|()| running.value(planned.plan.ends.y));
+        let done = planned.plan.run(pass, values, None);
+        let y = done.and_then(|()| planned.plan.value(pass, values, planned.plan.ends.y));
         let saved = pass.saved();
         saved.plan = planned.number;
         saved.values.clear();
@@ -467,16 +455,9 @@ impl Traced {
         if let Some(id) = plan.ends.dy {
             values[id] = Some(dy.clone());
         }
-        let mut running = Running {
-            pass,
-            plan,
-            numbers: &planned.numbers,
-            values,
-            wants_input,
-        };
-        let done = running.all(&plan.backward, true);
+        let done = plan.run(pass, values, Some(wants_input));
         let end = plan.ends.dx.filter(|_| wants_input);
-        let dx = done.and_then(|()| end.map(|dx| running.value(dx)).transpose());
+        let dx = done.and_then(|()| end.map(|dx| plan.value(pass, values, dx)).transpose());
         values.fill(None);
         // Layers below may have parameters to which no gradient flows.
         let takes_floats = self.input_dtype().is_none_or(DType::is_float);

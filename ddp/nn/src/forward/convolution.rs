@@ -3,14 +3,9 @@
 
 use ddp_kernels::ops::{self, Windows};
 
-use super::derivatives::Backward;
-use super::op::{Fold, Slice, Slope, Unfold};
-use super::operation::Operation;
-use super::running::Run;
+use super::operation::*;
 use super::scope::Scope;
-use super::trace::Var;
 use crate::build::Init;
-use crate::error::Result;
 
 /// A convolution, as `torch.nn.Conv2d` and `Conv1d`.
 #[derive(Clone, Copy, Debug)]

@@ -5,14 +5,9 @@ use std::sync::Arc;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
-use super::derivatives::Backward;
-use super::op::{Custom, CustomBackward, CustomOp};
-use super::operation::Operation;
-use super::plan::Planner;
-use super::running::Run;
+use super::operation::*;
 use super::scope::Scope;
-use super::trace::{Kind, Var};
-use crate::error::{Error, Result};
+use crate::error::Error;
 
 impl Scope<'_> {
     /// An operation with a backward by hand.

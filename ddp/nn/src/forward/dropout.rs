@@ -2,13 +2,8 @@
 
 use ddp_kernels::ops::{self, DropoutKey};
 
-use super::derivatives::Backward;
-use super::op::Dropout;
-use super::operation::Operation;
-use super::running::Run;
+use super::operation::*;
 use super::scope::Scope;
-use super::trace::Var;
-use crate::error::Result;
 
 impl Scope<'_> {
     /// Drops elements of `x` in training; at most once for each name.

@@ -3,13 +3,8 @@
 use ddp_kernels::ops::{self, EmbeddingScratch};
 use ddp_kernels::{DType, Tensor};
 
-use super::derivatives::Backward;
-use super::op::{Documents, Embedding, EmbeddingBackward, PositionsBackward};
-use super::operation::Operation;
-use super::running::Run;
+use super::operation::*;
 use super::scope::Scope;
-use super::trace::{Kind, Var};
-use crate::error::Result;
 
 impl Var {
     /// Rows of `table` (V, C) for these tokens (B, T), plus those of positions.
@@ -46,12 +41,8 @@ impl Operation for Embedding {
         if let (Some(all), Some(cache)) = (&mut positions, r.pass.cache()) {
             *all = all.slice(cache.tokens..cache.tokens + tokens.count())?;
         }
-        Ok(ops::embedding_into(
-            &out,
-            r.x[1],
-            &tokens,
-            positions.as_ref(),
-        )?)
+        ops::embedding_into(&out, r.x[1], &tokens, positions.as_ref())?;
+        Ok(())
     }
 }
 
@@ -64,11 +55,8 @@ impl Operation for EmbeddingBackward {
 
 impl Operation for PositionsBackward {
     fn write(&self, r: &mut Run<'_, '_>, out: &Tensor, accumulate: bool) -> Result<()> {
-        Ok(ops::embedding_positions_backward_into(
-            out,
-            &r.rows(0)?,
-            accumulate,
-        )?)
+        ops::embedding_positions_backward_into(out, &r.rows(0)?, accumulate)?;
+        Ok(())
     }
 }
 
@@ -79,11 +67,8 @@ impl Operation for Documents {
 
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
         let [tokens, begins] = [r.take(0)?, r.take(1)?];
-        Ok(ops::split_documents_into(
-            &tokens.flatten()?,
-            &begins,
-            &r.x[0].flatten()?,
-        )?)
+        ops::split_documents_into(&tokens.flatten()?, &begins, &r.x[0].flatten()?)?;
+        Ok(())
     }
 }
 

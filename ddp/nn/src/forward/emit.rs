@@ -6,12 +6,8 @@ use std::collections::HashMap;
 
 use ddp_kernels::ops::{self, ChainStep, ChainView, Function};
 
-use super::op::{Chain, Constant, Copies, Gradient, GradientBy, Join, Op, Role, Sum};
-use super::operation::Operation;
+use super::operation::*;
 use super::plan::{FusedGroup, PlanPart, PlannedRun, Planner};
-use super::running::Run;
-use super::trace::Kind;
-use crate::error::Result;
 
 /// Strides of a whole tensor.
 fn whole(shape: &[usize]) -> Vec<usize> {

@@ -4,13 +4,9 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use ddp_kernels::ops::{self, ChainStep, Function};
 
-use super::derivatives::Backward;
 use super::kinds::mixed;
-use super::op::{Apply, Cast, Slope, Stop};
-use super::operation::{Operation, snake_case};
-use super::running::Run;
-use super::trace::{Kind, Var, broadcast};
-use crate::error::Result;
+use super::operation::*;
+use super::trace::broadcast;
 
 impl Var {
     /// A function of elements, with NumPy's broadcasting. A norm's formula becomes a norm.

@@ -22,7 +22,7 @@ impl Planner {
         let place: HashMap<usize, usize> =
             order.iter().enumerate().map(|(at, &id)| (id, at)).collect();
         let mut readers = HashMap::<usize, Vec<usize>>::new();
-        for &id in order.iter().filter(|&&id| !self.is_part(id)) {
+        for &id in order.iter().filter(|&&id| self.role(id) != Role::Part) {
             for &input in &self.node(id).inputs {
                 readers.entry(input).or_default().push(id);
             }
@@ -76,13 +76,10 @@ impl Planner {
                     }
                 }
             } else if let Op::Gradient(_) = node.op {
-                let is_weight = matches!(of_first, Op::LinearWeight(_));
-                let is_made = is_weight
-                    || matches!(
-                        of_first,
-                        Op::EmbeddingBackward(_) | Op::PositionsBackward(_)
-                    );
-                if is_made && is_alone(self, first) {
+                use Op::{EmbeddingBackward, LinearWeight, PositionsBackward};
+                let is_weight = matches!(of_first, LinearWeight(_));
+                let is_made = matches!(of_first, EmbeddingBackward(_) | PositionsBackward(_));
+                if (is_weight || is_made) && is_alone(self, first) {
                     self.into[first] = Some(id);
                     let d = self.node(first).inputs[0];
                     let bias = before.filter(|&it| is_weight && self.columns_of(it) == Some(d));
@@ -91,10 +88,6 @@ impl Planner {
                 before = Some(id);
             }
         }
-    }
-
-    pub(super) fn is_part(&self, id: usize) -> bool {
-        matches!(self.node(id).op, Op::Part(_))
     }
 
     /// Whether it is the sum of two values that both have its shape.
@@ -198,12 +191,9 @@ impl Planner {
         } else if let Op::Turn(_) = op {
             let all = self.nodes.iter().zip(&self.live);
             let readers = all.filter(|(it, live)| **live && it.inputs.contains(&first));
-            let has_memory = self.has_within(first)
-                || matches!(
-                    of_first,
-                    Op::Linear(_) | Op::AttentionBackward(_) | Op::Join(_)
-                );
-            is_in_place = has_memory && readers.count() == 1;
+            use Op::{AttentionBackward, Join, Linear};
+            let has_memory = matches!(of_first, Linear(_) | AttentionBackward(_) | Join(_));
+            is_in_place = (has_memory || self.has_within(first)) && readers.count() == 1;
         }
         self.run(op, of, outputs, reads);
         self.runs.last_mut().expect("it was just added").is_in_place = is_in_place;

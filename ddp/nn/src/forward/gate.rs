@@ -4,12 +4,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::ops::ChainStep::{Apply, Load, Store};
 use ddp_kernels::ops::{self, Chain, ChainStep, ChainView, Function};
 
-use super::derivatives::Backward;
-use super::op::{Gate, Gated, GatedBackward};
-use super::operation::Operation;
-use super::running::Run;
-use super::trace::Var;
-use crate::error::Result;
+use super::operation::*;
 
 impl Var {
     /// f(gate)·up, where the first half of the last axis is the gate.

@@ -5,14 +5,10 @@
 
 use ddp_kernels::ops;
 
-use super::derivatives::Backward;
 use super::embedding::scatter;
 use super::kinds::mixed;
-use super::op::{Cast, Gather, GatherBackward, Op, Steps};
-use super::operation::Operation;
-use super::running::{Run, rows_of};
-use super::trace::{Kind, Var};
-use crate::error::{Error, Result};
+use super::operation::*;
+use crate::error::Error;
 
 /// f32 holds all whole numbers up to this one.
 const WHOLE_MAX: usize = 1 << 24;

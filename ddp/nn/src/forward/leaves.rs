@@ -3,13 +3,7 @@
 use ddp_kernels::{Tensor, ops};
 
 use super::kinds::is_bf16;
-use super::op::{
-    Constant, Finished, Given, Gradient, GradientBy, Input, Numbers, Parameter, Part, Steps,
-};
-use super::operation::Operation;
-use super::running::Run;
-use super::trace::Kind;
-use crate::error::Result;
+use super::operation::*;
 
 impl Operation for Input {
     fn name(&self) -> String {

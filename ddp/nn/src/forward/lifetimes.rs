@@ -60,13 +60,11 @@ impl PassPlan {
     pub(super) fn choose_pools(&mut self, how: PlanFor) {
         let pool = |(id, node): (usize, &TraceNode)| {
             // On the CPU backward computes such values again, so they live briefly.
-            let is_brief = if let Op::Activate(Activate(of))
-            | Op::ActivateBackward(ActivateBackward(of)) = node.op
-            {
-                of.keeps_input()
-            } else {
-                false
-            };
+            let is_brief = matches!(
+                node.op,
+                Op::Activate(Activate(of)) | Op::ActivateBackward(ActivateBackward(of))
+                    if of.keeps_input()
+            );
             let is_kept = self.kept.binary_search(&id).is_ok();
             if is_brief && how.is_cpu && how.is_training && !is_kept {
                 ScratchPool::Brief

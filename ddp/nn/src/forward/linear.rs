@@ -3,14 +3,8 @@
 
 use ddp_kernels::ops::{self, Activation, Function};
 
-use super::derivatives::Backward;
-use super::op::{
-    Activate, ActivateBackward, AddMatMul, Linear, LinearGradients, LinearInput, LinearWeight, Op,
-};
-use super::operation::{Operation, snake_case};
-use super::running::Run;
-use super::trace::{HeadOf, Var};
-use crate::error::Result;
+use super::operation::*;
+use super::trace::HeadOf;
 
 impl Var {
     /// x·Wᵀ + b on the last axis, of W (outputs, inputs) and b (outputs).
@@ -116,15 +110,9 @@ impl Operation for Linear {
         let y = r.take_rows(0)?;
         // What the activation's derivative needs, if that is kept.
         let kept = (r.planned.outputs.len() > 1).then(|| r.take_rows(1));
-        let (kept, x) = (kept.transpose()?, r.rows(0)?);
-        Ok(ops::linear_into(
-            &y,
-            &x,
-            r.x[1],
-            bias.as_ref(),
-            self.0,
-            kept.as_ref(),
-        )?)
+        let (kept, x, bias) = (kept.transpose()?, r.rows(0)?, bias.as_ref());
+        ops::linear_into(&y, &x, r.x[1], bias, self.0, kept.as_ref())?;
+        Ok(())
     }
 }
 
@@ -133,26 +121,16 @@ impl Operation for LinearInput {
         let dx = r.take_rows(0)?;
         let saved = self.0.map(|_| r.rows(2)).transpose()?;
         let (sums, d, below) = (r.take_sums(&dx)?, r.rows(0)?, self.0.zip(saved.as_ref()));
-        Ok(ops::linear_backward_input_summed_into(
-            &dx,
-            sums.as_ref(),
-            &d,
-            r.x[1],
-            below,
-        )?)
+        ops::linear_backward_input_summed_into(&dx, sums.as_ref(), &d, r.x[1], below)?;
+        Ok(())
     }
 }
 
 impl Operation for LinearWeight {
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
         let dw = r.take(0)?;
-        Ok(ops::linear_backward_weight_into(
-            &dw,
-            None,
-            &r.rows(0)?,
-            &r.rows(1)?,
-            false,
-        )?)
+        ops::linear_backward_weight_into(&dw, None, &r.rows(0)?, &r.rows(1)?, false)?;
+        Ok(())
     }
 }
 
@@ -213,11 +191,7 @@ impl Operation for Activate {
 impl Operation for ActivateBackward {
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
         let saved = r.x[1].reshape(r.x[0].shape())?;
-        Ok(ops::activate_backward_into(
-            &r.take(0)?,
-            r.x[0],
-            &saved,
-            self.0,
-        )?)
+        ops::activate_backward_into(&r.take(0)?, r.x[0], &saved, self.0)?;
+        Ok(())
     }
 }

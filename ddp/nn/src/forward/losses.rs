@@ -12,7 +12,6 @@ use ddp_kernels::{DType, Tensor, ops};
 use super::derivatives;
 use super::op::{Expand, Input, Op};
 use super::plan::{self, Ends, PassPlan, PlanFor, PlannedRun};
-use super::running::{self, Running};
 use super::scope::{DeclaredParameters, PassMode, Scope};
 use super::trace::{Trace, Var};
 use crate::error::{Error, Result};
@@ -142,7 +141,6 @@ struct PlannedLoss {
     /// Whether an operation needs an output in bf16 in f32. Chains read both.
     widens: bool,
     plan: PassPlan,
-    numbers: Vec<(usize, Tensor)>,
     values: Vec<Option<Tensor>>,
 }
 
@@ -200,7 +198,8 @@ impl PlannedLoss {
             is_bf16: false,
             is_loss: true,
         };
-        let plan = plan::plan(nodes, forward, ends, how)?;
+        let mut plan = plan::plan(nodes, forward, ends, how)?;
+        plan.make_numbers(None, math_dtype(output), output.device())?;
         let reads_both =
             |run: &PlannedRun| matches!(run.op, Op::Chain(_) | Op::Copies(_) | Op::Reshape(_));
         Ok(PlannedLoss {
@@ -209,7 +208,6 @@ impl PlannedLoss {
             dtypes: of.map(Tensor::dtype),
             has_gradient,
             widens: !plan.forward.iter().chain(&plan.backward).all(reads_both),
-            numbers: running::numbers(&plan, None, math_dtype(output), output.device())?,
             values: vec![None; plan.nodes.len()],
             plan,
         })
@@ -223,21 +221,14 @@ impl PlannedLoss {
         gradient: Option<Tensor>,
     ) -> Result<Tensor> {
         let (plan, values) = (&self.plan, &mut self.values);
-        for (is_backward, runs) in [(false, &plan.forward), (true, &plan.backward)] {
+        for backward in [None, Some(true)] {
             for (id, tensor) in of.into_iter().enumerate() {
                 values[id] = Some(tensor.reshape(&plan.nodes[id].shape)?);
             }
-            if let (true, Some(dx)) = (is_backward, plan.ends.dx) {
+            if let (Some(_), Some(dx)) = (backward, plan.ends.dx) {
                 values[dx].clone_from(&gradient);
             }
-            let mut running = Running {
-                pass,
-                plan,
-                numbers: &self.numbers,
-                values,
-                wants_input: true,
-            };
-            running.all(runs, is_backward)?;
+            plan.run(pass, values, backward)?;
         }
         Ok(values[plan.ends.y].take().expect("a plan makes its output"))
     }

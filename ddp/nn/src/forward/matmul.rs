@@ -2,12 +2,8 @@
 
 use ddp_kernels::ops;
 
-use super::derivatives::Backward;
-use super::op::{MatMul, Op, Permute};
-use super::operation::Operation;
-use super::running::Run;
-use super::trace::{Var, broadcast};
-use crate::error::Result;
+use super::operation::*;
+use super::trace::broadcast;
 
 impl Var {
     /// The matrix product over the last two axes, with NumPy's broadcasting of those before.

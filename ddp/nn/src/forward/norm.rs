@@ -4,13 +4,7 @@
 
 use ddp_kernels::ops::{self, Function, NormGradients, NormOptions};
 
-use super::derivatives::Backward;
-use super::op::{Apply, Constant, Norm, NormBackward, Op, Part, Sum};
-use super::operation::Operation;
-use super::plan::Planner;
-use super::running::{Run, rows};
-use super::trace::{Kind, Var};
-use crate::error::Result;
+use super::operation::*;
 
 impl Var {
     /// A norm of the last axis, times the weight, plus the bias.
@@ -138,23 +132,16 @@ impl Operation for Norm {
             return Ok(ops::norm_into(&y, &statistics, &input, &options)?);
         }
         let (sum, other) = (r.take_rows(0)?, r.rows(1)?);
-        Ok(ops::add_norm_into(
-            &sum,
-            &y,
-            &statistics,
-            [&input, &other],
-            &options,
-        )?)
+        ops::add_norm_into(&sum, &y, &statistics, [&input, &other], &options)?;
+        Ok(())
     }
 }
 
 impl Operation for NormBackward {
     fn outputs(&self, planner: &mut Planner, id: usize) -> Vec<usize> {
         let parts = [0, 1].map(|at| planner.known_part(id, at));
-        let parts = parts
-            .into_iter()
-            .flatten()
-            .filter(|&part| planner.live[part]);
+        let live = |part: &usize| planner.live[*part];
+        let parts = parts.into_iter().flatten().filter(live);
         [id].into_iter().chain(parts).collect()
     }
 
@@ -162,17 +149,12 @@ impl Operation for NormBackward {
         let (residual, x) = r.x.split_at(r.x.len() - 4);
         let dresidual = residual.first().map(|it| rows(it)).transpose()?;
         let dx = r.take_rows(0)?;
-        let [mut weight_sums, mut bias_sums] = [None, None];
-        for at in 1..r.planned.outputs.len() {
-            let part = &r.plan.nodes[r.planned.outputs[at]].op;
-            let is_of_bias = matches!(part, Op::Part(Part(1, _)));
-            let sums = if is_of_bias {
-                &mut bias_sums
-            } else {
-                &mut weight_sums
-            };
-            *sums = Some(r.take(at)?);
+        let mut sums = [None, None];
+        for (at, id) in r.planned.outputs.iter().enumerate().skip(1) {
+            let is_of_bias = matches!(r.plan.nodes[*id].op, Op::Part(Part(1, _)));
+            sums[usize::from(is_of_bias)] = Some(r.take(at)?);
         }
+        let [weight_sums, bias_sums] = &sums;
         let mut gradients = NormGradients {
             dx: &dx,
             dresidual: dresidual.as_ref(),
@@ -192,8 +174,7 @@ impl Operation for NormBackward {
         let row_sums = sums_rows.then(|| r.take_sums(&dx)).transpose()?;
         let row_sums = row_sums.flatten();
         gradients.row_sums = row_sums.as_ref();
-        Ok(ops::norm_backward_into(
-            &gradients, &d, &input, x[2], &options,
-        )?)
+        ops::norm_backward_into(&gradients, &d, &input, x[2], &options)?;
+        Ok(())
     }
 }

@@ -96,7 +96,7 @@ macro_rules! operations {
             }
             Reduction {
                 /// Over these axes, which keep a length of 1.
-                Sum(Vec<usize>),
+                Sum(Vec<usize>): Floats,
                 Largest(Vec<usize>),
             }
             Part {
@@ -168,7 +168,7 @@ macro_rules! operations {
             }
             End {
                 /// The gradient of a parameter is complete. Zeros, if it has no input.
-                Gradient(ParamId),
+                Gradient(ParamId): Floats,
                 /// The gradient of a parameter is complete, which the loss has written.
                 Finished(ParamId),
             }
@@ -210,7 +210,7 @@ macro_rules! types {
                     return by.reads();
                 }
                 match self {
-                    $($(Op::$Name(_) => [$(Reads::$Reads,)? Reads::of(Role::$Role)][0],)*)*
+                    $($(Op::$Name(_) => [$(Reads::$Reads,)? Reads::Layers][0],)*)*
                 }
             }
 
@@ -226,14 +226,6 @@ macro_rules! types {
 operations!(types);
 
 impl Reads {
-    /// What operations read if the list does not say.
-    fn of(role: Role) -> Reads {
-        match role {
-            Role::Kernel => Reads::Layers,
-            _ => Reads::Floats,
-        }
-    }
-
     /// Whether tokens are read as they are.
     pub(super) fn takes_tokens(self) -> bool {
         matches!(self, Reads::Tokens | Reads::All)

@@ -6,12 +6,13 @@ use std::ops::Deref;
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{ChainStep, ChainView};
 
-use super::derivatives::Backward;
-use super::op::{Op, Role, operations};
-use super::plan::Planner;
-use super::running::Run;
-use super::trace::{Kind, Var};
-use crate::error::Result;
+// What the files of operations use, by `use super::operation::*`.
+pub(super) use super::derivatives::Backward;
+pub(super) use super::op::*;
+pub(super) use super::plan::Planner;
+pub(super) use super::running::{Run, rows, rows_of};
+pub(super) use super::trace::{Kind, Var};
+pub(super) use crate::error::Result;
 
 pub(super) trait Operation: fmt::Debug {
     /// Its name in messages and profiles.

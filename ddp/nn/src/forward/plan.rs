@@ -9,6 +9,8 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
+use ddp_kernels::Tensor;
+
 use super::kinds::kinds;
 use super::op::{Activate, Cast, Op, Role, Sum};
 use super::trace::{Kind, TraceNode};
@@ -46,6 +48,8 @@ pub(super) struct PassPlan {
     /// What the numbers of each value are, and which memory they are in.
     pub(super) kinds: Vec<Kind>,
     pub(super) pools: Vec<ScratchPool>,
+    /// Numbers of the forward, on the model's device, in order of values.
+    pub(super) numbers: Vec<(usize, Tensor)>,
     /// Which buffer of its pool each value had last.
     pub(super) buffers: Vec<Cell<Option<usize>>>,
     /// How many nodes were traced; those after them are computed again, or parts.
@@ -140,7 +144,7 @@ pub(super) fn plan(
     }
     nodes[ends.y].again = None;
     for id in 0..forward {
-        if matches!(nodes[id].op, Op::Part(_)) {
+        if nodes[id].op.role() == Role::Part {
             nodes[id].again = nodes[nodes[id].inputs[0]].again.and(nodes[id].again);
         }
     }
@@ -194,6 +198,7 @@ pub(super) fn plan(
         ends,
         kinds: planner.kinds,
         pools: Vec::new(),
+        numbers: Vec::new(),
         buffers: Vec::new(),
         traced: end,
     };
@@ -281,13 +286,9 @@ impl Planner {
         matches!(self.role(id), Role::View | Role::Reshape) || self.is_columns(id)
     }
 
-    pub(super) fn is_leaf(&self, id: usize) -> bool {
-        self.role(id) == Role::Leaf
-    }
-
     /// What an operation that is made on demand comes from.
     pub(super) fn base(&self, mut id: usize) -> usize {
-        while self.is_on_demand(id) || self.is_part(id) {
+        while self.is_on_demand(id) || self.role(id) == Role::Part {
             id = self.node(id).inputs[0];
         }
         id
@@ -332,7 +333,7 @@ impl Planner {
         all: &mut Vec<usize>,
         copies: &mut HashMap<usize, usize>,
     ) -> usize {
-        if id >= forward || self.is_leaf(id) {
+        if id >= forward || self.role(id) == Role::Leaf {
             return id;
         }
         if let Some(&copy) = copies.get(&id) {

@@ -3,12 +3,7 @@
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::{self, ChainStep};
 
-use super::derivatives::Backward;
-use super::op::{Largest, Op, Sum};
-use super::operation::Operation;
-use super::running::{Run, rows_of};
-use super::trace::Var;
-use crate::error::Result;
+use super::operation::*;
 
 impl Var {
     /// The sum over an axis, which stays with length 1.

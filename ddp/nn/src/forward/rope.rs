@@ -7,12 +7,7 @@ use ddp_kernels::panics;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 
-use super::derivatives::Backward;
-use super::op::{Rope, Turn};
-use super::operation::Operation;
-use super::running::{Run, rows};
-use super::trace::Var;
-use crate::error::Result;
+use super::operation::*;
 
 impl Rope {
     /// Turns a pair of columns for each of `frequencies`, the angles between neighbouring

@@ -6,22 +6,12 @@ use ddp_kernels::ops;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::op::{Given, Op, Parameter};
+use super::op::{Given, Op, Parameter, Role};
 use super::plan::{PassPlan, PlannedRun};
 use super::trace::{INPUTS_MAX, Kind};
 use crate::build::ParamId;
 use crate::error::{Error, Result};
 use crate::pass::{Gradient, Pass, observe};
-
-/// Runs a plan's operations.
-pub(super) struct Running<'a, 'b> {
-    pub(super) pass: &'a mut Pass<'b>,
-    pub(super) plan: &'a PassPlan,
-    pub(super) numbers: &'a [(usize, Tensor)],
-    pub(super) values: &'a mut [Option<Tensor>],
-    /// Whether the gradient of the model's input is wanted.
-    pub(super) wants_input: bool,
-}
 
 /// One run of an operation.
 pub(super) struct Run<'a, 'b> {
@@ -33,97 +23,138 @@ pub(super) struct Run<'a, 'b> {
     pub(super) x: &'a [&'a Tensor],
 }
 
-impl Running<'_, '_> {
-    pub(super) fn value(&self, id: usize) -> Result<Tensor> {
-        let op = &self.plan.nodes[id].op;
+impl PassPlan {
+    pub(super) fn value(
+        &self,
+        pass: &Pass<'_>,
+        values: &[Option<Tensor>],
+        id: usize,
+    ) -> Result<Tensor> {
+        let op = &self.nodes[id].op;
         if let Op::Parameter(Parameter(parameter)) = op {
-            return Ok(self.pass.value(*parameter)?.clone());
+            return Ok(pass.value(*parameter)?.clone());
         }
         if let Op::Given(Given(tensor)) = op {
             return Ok(tensor.clone());
         }
-        if let Ok(at) = self.numbers.binary_search_by_key(&id, |it| it.0) {
-            return Ok(self.numbers[at].1.clone());
-        }
-        self.values[id].clone().ok_or_else(|| {
+        let numbers = (op.role() == Role::Leaf).then(|| self.numbers_of(id));
+        let value = numbers.flatten().or(values[id].as_ref());
+        value.cloned().ok_or_else(|| {
             let help = "run the model's forward in the same pass, or one that resumes it";
             Error::model("backward", "the values of a forward", "none", help)
         })
     }
 
-    /// Runs in order; `is_backward` is for observers.
-    pub(super) fn all(&mut self, runs: &[PlannedRun], is_backward: bool) -> Result<()> {
+    /// Runs the forward; or the backward, and whether the gradient of the input is wanted.
+    pub(super) fn run(
+        &self,
+        pass: &mut Pass<'_>,
+        values: &mut [Option<Tensor>],
+        backward: Option<bool>,
+    ) -> Result<()> {
+        let (runs, of) = match backward {
+            Some(_) => (&self.backward, "backward"),
+            None => (&self.forward, "forward"),
+        };
         for run in runs {
-            if run.is_for_input && !self.wants_input {
+            if run.is_for_input && backward != Some(true) {
                 continue;
             }
-            if let Err(error) = self.run(run) {
-                let place = self.plan.nodes[run.of].users_place();
+            if let Err(error) = self.run_one(run, pass, values) {
+                let place = self.nodes[run.of].users_place();
                 return Err(match place {
                     Some(place) => error.within(place),
                     None => error,
                 });
             }
             for &id in &run.outputs {
-                let node = &self.plan.nodes[id];
+                let node = &self.nodes[id];
                 // Not what a processor computes again, or computes besides.
-                if let Some(value) = &self.values[id]
-                    && id < self.plan.traced
-                    && !matches!(node.op, Op::Part(_))
+                if let Some(value) = &values[id]
+                    && id < self.traced
+                    && node.op.role() != Role::Part
                 {
-                    let of = if is_backward { "backward" } else { "forward" };
                     let name = || format!("{of} of layer {} ({})", node.place, node.op.name());
                     observe(name, value)?;
                 }
             }
-            run.last.iter().for_each(|&id| self.values[id] = None);
+            run.last.iter().for_each(|&id| values[id] = None);
         }
         Ok(())
     }
 
-    /// In the dtype of the layers.
-    fn rounded(&mut self, value: Tensor) -> Result<Tensor> {
-        if value.dtype() == self.pass.dtype() {
-            return Ok(value);
-        }
-        let rounded = self.pass.take(value.shape())?;
-        ops::cast_into(&rounded, &value)?;
-        Ok(rounded)
-    }
-
-    fn run(&mut self, run: &PlannedRun) -> Result<()> {
+    fn run_one(
+        &self,
+        planned: &PlannedRun,
+        pass: &mut Pass<'_>,
+        values: &mut [Option<Tensor>],
+    ) -> Result<()> {
         let mut inputs = [const { None }; INPUTS_MAX];
-        if run.inputs.len() > INPUTS_MAX {
-            let got = format!("{} inputs", run.inputs.len());
-            let op = self.plan.nodes[run.of].op.name();
+        let count = planned.inputs.len();
+        if count > INPUTS_MAX {
+            let expected = format!("at most {INPUTS_MAX} inputs");
             let help = "join or pass them in several steps";
-            return Err(Error::model(
-                op,
-                format!("at most {INPUTS_MAX} inputs"),
-                got,
-                help,
-            ));
+            let op = self.nodes[planned.of].op.name();
+            return Err(Error::model(op, expected, format!("{count} inputs"), help));
         }
-        let reads_any = run.op.reads().takes_sums();
-        for (input, &id) in inputs.iter_mut().zip(&run.inputs) {
-            let value = self.value(id)?;
-            let is_rounded = self.plan.kinds[id] == Kind::Exact && !reads_any;
-            *input = Some(if is_rounded {
-                self.rounded(value)?
-            } else {
-                value
-            });
+        let reads_any = planned.op.reads().takes_sums();
+        for (input, &id) in inputs.iter_mut().zip(&planned.inputs) {
+            let mut value = self.value(pass, values, id)?;
+            let is_rounded = self.kinds[id] == Kind::Exact && !reads_any;
+            if is_rounded && value.dtype() != pass.dtype() {
+                let rounded = pass.take(value.shape())?;
+                ops::cast_into(&rounded, &value)?;
+                value = rounded;
+            }
+            *input = Some(value);
         }
         // References, on the stack: a step allocates nothing.
         let all = inputs[0].as_ref().map(|any| of_all(&inputs, any));
-        let x = all.as_ref().map_or(&[][..], |all| &all[..run.inputs.len()]);
-        run.op.run(&mut Run {
-            pass: self.pass,
-            plan: self.plan,
-            values: self.values,
-            planned: run,
-            x,
+        planned.op.run(&mut Run {
+            pass,
+            plan: self,
+            values,
+            planned,
+            x: all.as_ref().map_or(&[], |all| &all[..count]),
         })
+    }
+
+    /// These numbers on the device.
+    pub(super) fn numbers_of(&self, id: usize) -> Option<&Tensor> {
+        let found = self.numbers.binary_search_by_key(&id, |it| it.0).ok();
+        found.map(|at| &self.numbers[at].1)
+    }
+
+    /// Makes the numbers that runs read, of the output, and those of `also`; `dtype` is that of the
+    /// layers.
+    pub(super) fn make_numbers(
+        &mut self,
+        also: Option<usize>,
+        dtype: DType,
+        device: Device,
+    ) -> Result<()> {
+        let runs = self.forward.iter().chain(&self.backward);
+        let mut read: HashSet<usize> = runs.flat_map(|run| run.inputs.iter().copied()).collect();
+        read.extend(also.into_iter().chain([self.ends.y]));
+        let read = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|it| read.contains(&it.0));
+        for (id, node) in read {
+            if let Some(values) = node.op.numbers(node.shape.iter().product()) {
+                let made = announced("numbers of a forward", || {
+                    let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
+                    let dtype = match self.kinds[id] {
+                        Kind::Exact if dtype == DType::BF16 => DType::F32,
+                        _ => dtype,
+                    };
+                    tensor.to_dtype(dtype)?.to(device)
+                })?;
+                self.numbers.push((id, made));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -214,37 +245,4 @@ pub(super) fn rows(x: &Tensor) -> Result<Tensor> {
 /// A value as rows of this many columns.
 pub(super) fn rows_of(x: &Tensor, columns: usize) -> Result<Tensor> {
     Ok(x.reshape(&[x.count() / columns.max(1), columns])?)
-}
-
-/// The numbers that runs of a plan read, of its output, and those of `also`, in the order of
-/// values; `dtype` is that of the layers.
-pub(super) fn numbers(
-    plan: &PassPlan,
-    also: Option<usize>,
-    dtype: DType,
-    device: Device,
-) -> Result<Vec<(usize, Tensor)>> {
-    let runs = plan.forward.iter().chain(&plan.backward);
-    let mut read: HashSet<usize> = runs.flat_map(|run| run.inputs.iter().copied()).collect();
-    read.extend(also.into_iter().chain([plan.ends.y]));
-    let mut numbers = Vec::new();
-    for (id, node) in plan
-        .nodes
-        .iter()
-        .enumerate()
-        .filter(|it| read.contains(&it.0))
-    {
-        if let Some(values) = node.op.numbers(node.shape.iter().product()) {
-            let made = announced("numbers of a forward", || {
-                let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
-                let dtype = match plan.kinds[id] {
-                    Kind::Exact if dtype == DType::BF16 => DType::F32,
-                    _ => dtype,
-                };
-                tensor.to_dtype(dtype)?.to(device)
-            })?;
-            numbers.push((id, made));
-        }
-    }
-    Ok(numbers)
 }

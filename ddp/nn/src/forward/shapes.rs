@@ -4,13 +4,9 @@ use std::ops::Range;
 
 use ddp_kernels::ops::ChainView;
 
-use super::derivatives::Backward;
 use super::emit::within;
-use super::op::{Expand, Join, Op, Permute, Reshape, Slice, Sum, Window};
-use super::operation::Operation;
-use super::running::Run;
-use super::trace::{INPUTS_MAX, Var, broadcast, count_of};
-use crate::error::Result;
+use super::operation::*;
+use super::trace::{INPUTS_MAX, broadcast, count_of};
 
 impl Var {
     /// The value with lengths of 1 repeated to these lengths of a row. What is the same for all
