@@ -2,12 +2,14 @@
 //!
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
 //! of operations (`trace.rs`), none of which touches the first axis: the rows of the batch.
-//! Its backward follows from one table of derivatives (`derivatives.rs`), and from both what runs
-//! (`plan.rs`, `emit.rs`), in which dtype (`kinds.rs`) and memory (`lifetimes.rs`): chains of
-//! elementwise operations in one pass over memory, and operations with kernels of their own
-//! (`kernels.rs`), some within others (`fuse.rs`). Memory comes from the pass, and goes back to it
-//! after a value's last use. A model is split over devices, and computed again, by parts
-//! (`parts.rs`).
+//! What an operation is stands in one list (`op.rs`), and what it does in its own file, by one trait
+//! (`operation.rs`): its gradients, from which the backward follows (`derivatives.rs`), and its run.
+//! From both passes a plan is made (`plan.rs`): chains of elementwise operations in one pass over
+//! memory (`groups.rs`, `emit.rs`), operations within others (`fuse.rs`), dtypes (`kinds.rs`) and
+//! memory (`lifetimes.rs`), which comes from the pass and goes back to it after a value's last use.
+//! `running.rs` runs it. A model is split over devices, and computed again, by parts (`parts.rs`).
+
+#![deny(clippy::wildcard_enum_match_arm)]
 
 mod attended;
 mod attention;
@@ -222,6 +224,7 @@ impl Traced {
         build: Option<&mut Declarations>,
     ) -> Result<[Var; 2]> {
         let trace = Rc::<RefCell<trace::Trace>>::default();
+        trace.borrow_mut().place = "model".into();
         let id = trace.borrow_mut().push(Input, vec![], shape.to_vec());
         let dtype = self.module.input_dtype();
         {

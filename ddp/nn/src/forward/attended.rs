@@ -303,19 +303,21 @@ impl Mask {
 
 /// A function of numbers, of those that make masks.
 fn applied(function: Function, [a, b, c]: [f64; 3]) -> Option<f64> {
+    use Function::*;
     Some(match function {
-        Function::Add => a + b,
-        Function::Sub => a - b,
-        Function::Mul => a * b,
-        Function::Div => a / b,
-        Function::Min => a.min(b),
-        Function::Max => a.max(b),
-        Function::Less => f64::from(a < b),
-        Function::LessEqual => f64::from(a <= b),
-        Function::Equal => f64::from(a == b),
-        Function::Where => [b, c][usize::from(a == 0.0)],
-        Function::Neg => -a,
-        Function::Abs => a.abs(),
-        _ => return None,
+        Add => a + b,
+        Sub => a - b,
+        Mul => a * b,
+        Div => a / b,
+        Min => a.min(b),
+        Max => a.max(b),
+        Less => f64::from(a < b),
+        LessEqual => f64::from(a <= b),
+        Equal => f64::from(a == b),
+        Where => [b, c][usize::from(a == 0.0)],
+        Neg => -a,
+        Abs => a.abs(),
+        Exp | Log | Sqrt | Rsqrt | Tanh | Sigmoid | Silu | SiluSlope | Gelu | GeluSlope
+        | GeluTanh | GeluTanhSlope | Relu | Round => return None,
     })
 }

@@ -15,10 +15,8 @@ impl Scope<'_> {
     pub fn custom(&mut self, op: Arc<dyn CustomOp>, inputs: &[&Var]) -> Var {
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|it| it.shape()).collect();
         let Some(first) = inputs.first() else {
-            return self.refused(
-                "custom: expected at least one input, got none; help: give it x".into(),
-                &[],
-            );
+            let text = "custom: expected at least one input, got none; help: give it x";
+            return self.refused(text.into(), &[]);
         };
         let shape = match op.shape(&shapes) {
             Ok(shape) => shape,

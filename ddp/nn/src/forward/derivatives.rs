@@ -44,7 +44,7 @@ pub(super) fn backward(
     reaches[y.id] = true;
     let mut uses = vec![0; nodes.len()];
     for id in (0..nodes.len()).rev().filter(|&id| needs[id]) {
-        if reaches[id] && !matches!(nodes[id].op, Op::Stop(_)) {
+        if reaches[id] {
             for &input in &nodes[id].inputs {
                 reaches[input] = true;
                 uses[input] += 1;
@@ -73,8 +73,7 @@ pub(super) fn backward(
             complete(id, &of);
         }
         let node = &nodes[id];
-        let flows = reaches[id] && needs[id] && !matches!(node.op, Op::Stop(_));
-        if !flows || node.inputs.is_empty() {
+        if !reaches[id] || !needs[id] || node.inputs.is_empty() {
             continue;
         }
         let inputs: Vec<Var> = node.inputs.iter().map(|&id| y.at(id)).collect();

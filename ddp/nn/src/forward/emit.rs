@@ -130,12 +130,8 @@ impl Planner {
                 steps.push(if let Op::Constant(Constant(value)) = self.node(input).op {
                     ChainStep::Constant(value)
                 } else {
-                    let (root, view) = self.read(input, false)?;
-                    let strides = turned(within(self.shape(input), &view.strides, &group.dims));
-                    let view = ChainView {
-                        offset: view.offset,
-                        strides,
-                    };
+                    let (root, mut view) = self.read(input, false)?;
+                    view.strides = turned(within(self.shape(input), &view.strides, &group.dims));
                     loads.push(view);
                     inputs.push(root);
                     ChainStep::Load(loads.len() - 1)

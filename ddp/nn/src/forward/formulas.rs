@@ -251,8 +251,11 @@ impl Operation for Apply {
     }
 
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
-        let all = slopes(self.0, at).into_iter().zip(at.x);
-        all.map(|(gradient, x)| Some(gradient?.reduced_to(&x.shape())))
+        let reduced = |(d, x): (Option<Var>, &Var)| Some(d?.reduced_to(&x.shape()));
+        slopes(self.0, at)
+            .into_iter()
+            .zip(at.x)
+            .map(reduced)
             .collect()
     }
 }
@@ -261,10 +264,8 @@ impl Operation for Stop {}
 
 impl Operation for Slope {
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
-        let inputs = 0..at.x.len();
-        inputs
-            .map(|it| (it % 2 == 1).then(|| at.d * &at.x[it + 1]))
-            .collect()
+        let of = |input: usize| (input % 2 == 1).then(|| at.d * &at.x[input + 1]);
+        (0..at.x.len()).map(of).collect()
     }
 }
 

@@ -124,9 +124,7 @@ impl Planner {
                 inputs: vec![of],
                 shape: shape.to_vec(),
                 has_rows: false,
-                again: self.node(of).again,
-                place: self.node(of).place.clone(),
-                line: self.node(of).line,
+                ..self.node(of).clone()
             };
             self.add(part, kind)
         })

@@ -1,6 +1,6 @@
 //! Matrix products. Those of attention become its operation.
 
-use ddp_kernels::ops;
+use ddp_kernels::{Tensor, ops};
 
 use super::operation::*;
 use super::trace::broadcast;
@@ -107,14 +107,9 @@ impl Operation for MatMul {
     }
 
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
-        let (out, x) = (r.take(0)?, r.x);
-        let side = |at: usize| {
-            if self.0[at] {
-                x[at].t()
-            } else {
-                Ok(x[at].clone())
-            }
-        };
-        Ok(ops::addmm_into(&out, &out, &side(0)?, &side(1)?, 1.0, 0.0)?)
+        let turned = |x: &Tensor, by: bool| if by { x.t() } else { Ok(x.clone()) };
+        let (a, b) = (turned(r.x[0], self.0[0])?, turned(r.x[1], self.0[1])?);
+        let out = r.take(0)?;
+        Ok(ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0)?)
     }
 }

@@ -70,8 +70,15 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Replaces each value by its number in `real`.
-    fn map(&mut self, real: &[usize]) {
+    /// Replaces values that are the same as their input by that.
+    fn skip(&mut self, nodes: &mut [TraceNode], is_same: impl Fn(&TraceNode) -> bool) {
+        let mut real: Vec<usize> = (0..nodes.len()).collect();
+        for (id, node) in nodes.iter_mut().enumerate() {
+            node.inputs.iter_mut().for_each(|it| *it = real[*it]);
+            if is_same(node) {
+                real[id] = node.inputs[0];
+            }
+        }
         let Ends { x, y, dy, dx } = self;
         let all = [x, y].into_iter().chain(dy).chain(dx);
         all.for_each(|it| *it = real[*it]);
@@ -126,14 +133,7 @@ pub(super) fn plan(
     how: PlanFor,
 ) -> Result<PassPlan> {
     // What stops gradients is nothing else.
-    let mut real: Vec<usize> = (0..nodes.len()).collect();
-    for id in 0..nodes.len() {
-        nodes[id].inputs.iter_mut().for_each(|it| *it = real[*it]);
-        if nodes[id].op.role() == Role::Same {
-            real[id] = nodes[id].inputs[0];
-        }
-    }
-    ends.map(&real);
+    ends.skip(&mut nodes, |node| node.op.role() == Role::Same);
     // What leaves a part that is computed again is kept.
     for id in 0..forward {
         for input in nodes[id].inputs.clone() {
@@ -158,7 +158,11 @@ pub(super) fn plan(
         runs: Vec::new(),
         how,
     };
-    planner.skip_casts(&mut ends);
+    // Casts to the layers' dtype of values that have it.
+    ends.skip(&mut planner.nodes, |node| {
+        let is_rounded = |id: usize| how.is_bf16 && planner.kinds[id] == Kind::Exact;
+        matches!(node.op, Op::Cast(Cast(Kind::Layers))) && !is_rounded(node.inputs[0])
+    });
     let Ends { y, dx, .. } = ends;
     if how.is_loss {
         let layers = planner.kinds.iter_mut().enumerate();
@@ -209,22 +213,6 @@ pub(super) fn plan(
 }
 
 impl Planner {
-    /// Skips casts to the layers' dtype of values that already have it.
-    fn skip_casts(&mut self, ends: &mut Ends) {
-        let mut real: Vec<usize> = (0..self.nodes.len()).collect();
-        for id in 0..self.nodes.len() {
-            let inputs = &mut self.nodes[id].inputs;
-            inputs.iter_mut().for_each(|it| *it = real[*it]);
-            if let (Op::Cast(Cast(Kind::Layers)), &[input]) =
-                (&self.nodes[id].op, &self.nodes[id].inputs[..])
-                && !(self.how.is_bf16 && self.kinds[input] == Kind::Exact)
-            {
-                real[id] = input;
-            }
-        }
-        ends.map(&real);
-    }
-
     pub(super) fn node(&self, id: usize) -> &TraceNode {
         &self.nodes[id]
     }

@@ -105,11 +105,8 @@ impl Operation for Largest {
 
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
         let is_largest = at.x[0].equal(at.y);
-        let ties = is_largest.clone();
-        let ties = self
-            .0
-            .iter()
-            .fold(ties, |sum, &axis| sum.sum(axis as isize));
+        let over = |sum: Var, axis: &usize| sum.sum(*axis as isize);
+        let ties = self.0.iter().fold(is_largest.clone(), over);
         vec![Some(is_largest * (at.d / ties))]
     }
 }

@@ -60,13 +60,11 @@ impl PassPlan {
             if run.is_for_input && backward != Some(true) {
                 continue;
             }
-            if let Err(error) = self.run_one(run, pass, values) {
-                let place = self.nodes[run.of].users_place();
-                return Err(match place {
-                    Some(place) => error.within(place),
-                    None => error,
-                });
-            }
+            let placed = |error: Error| match self.nodes[run.of].users_place() {
+                Some(place) => error.within(place),
+                None => error,
+            };
+            self.run_one(run, pass, values).map_err(placed)?;
             for &id in &run.outputs {
                 let node = &self.nodes[id];
                 // Not what a processor computes again, or computes besides.
@@ -145,10 +143,8 @@ impl PassPlan {
             if let Some(values) = node.op.numbers(node.shape.iter().product()) {
                 let made = announced("numbers of a forward", || {
                     let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
-                    let dtype = match self.kinds[id] {
-                        Kind::Exact if dtype == DType::BF16 => DType::F32,
-                        _ => dtype,
-                    };
+                    let is_wide = dtype == DType::BF16 && self.kinds[id] == Kind::Exact;
+                    let dtype = if is_wide { DType::F32 } else { dtype };
                     tensor.to_dtype(dtype)?.to(device)
                 })?;
                 self.numbers.push((id, made));

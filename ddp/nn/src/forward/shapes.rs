@@ -327,9 +327,8 @@ impl Operation for Slice {
 
 impl Operation for Join {
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
-        let each = self.1.iter().enumerate();
-        each.map(|(input, &start)| at.like(input, Slice(self.0, start, self.2), &[at.d]))
-            .collect()
+        let of = |(input, start)| at.like(input, Slice(self.0, start, self.2), &[at.d]);
+        self.1.iter().copied().enumerate().map(of).collect()
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) struct TraceNode {
 /// A last layer: its output, its input, weight and perhaps mask, and the cap of logits.
 pub(super) type HeadOf = (usize, Vec<usize>, f64);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Trace {
     pub(super) nodes: Vec<TraceNode>,
     /// The names of values in messages. The last one given counts.
@@ -63,24 +63,6 @@ pub(super) struct Trace {
 pub struct Var {
     pub(super) trace: Rc<RefCell<Trace>>,
     pub(super) id: usize,
-}
-
-impl Default for Trace {
-    fn default() -> Trace {
-        Trace {
-            nodes: Vec::new(),
-            names: Vec::new(),
-            error: None,
-            again: None,
-            place: "model".into(),
-            line: None,
-            input_is_tokens: false,
-            hides_rows: false,
-            masks: Vec::new(),
-            begins: None,
-            head: None,
-        }
-    }
 }
 
 /// The layer and line of an operation, for errors. A line in `core` is left out: it tells the user
