@@ -11,15 +11,12 @@ pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<Kind> {
         let of = inputs.iter().map(|id| changes(id).then(|| kinds[*id]));
         let of: Vec<Option<Kind>> = of.collect();
         let own = op.listed_kind().or_else(|| op.kind(&of));
-        kinds.push(own.unwrap_or_else(|| {
-            match op.role() {
-                // Sums and maxima stay f32: backward compares with what they are of.
-                Role::Reduction => Some(mixed(&of))
-                    .filter(|it| *it == Kind::Sums)
-                    .unwrap_or(Kind::Exact),
-                Role::View | Role::Reshape | Role::Copy | Role::Elementwise => mixed(&of),
-                Role::Leaf | Role::Same | Role::Part | Role::Kernel | Role::End => Kind::Layers,
-            }
+        kinds.push(own.unwrap_or_else(|| match op.role() {
+            Role::Reduction if mixed(&of) == Kind::Sums => Kind::Sums,
+            // Backward compares sums and maxima with what they are of.
+            Role::Reduction => Kind::Exact,
+            Role::View | Role::Reshape | Role::Copy | Role::Elementwise => mixed(&of),
+            Role::Leaf | Role::Same | Role::Part | Role::Kernel | Role::End => Kind::Layers,
         }));
     }
     kinds

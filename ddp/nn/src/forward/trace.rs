@@ -156,7 +156,7 @@ impl Trace {
         let (id, op) = (self.nodes.len(), op.into());
         let (again, place, line) = (self.again, self.place.clone(), self.users_line());
         let mut of_inputs = inputs.iter().map(|&it| self.nodes[it].has_rows);
-        let has_rows = self.hides_rows && !matches!(op, Op::Part(..)) && of_inputs.any(|it| it);
+        let has_rows = self.hides_rows && op.role() != Role::Part && of_inputs.any(|it| it);
         self.nodes.push(TraceNode {
             op,
             inputs,
