@@ -2,12 +2,13 @@
 //!
 //! `Module::forward` is a formula over `Var`. It is traced once for each shape and mode into a list
 //! of operations (`trace.rs`), none of which touches the first axis: the rows of the batch.
-//! What an operation is stands in one list (`op.rs`), and what it does in its own file, by one trait
-//! (`operation.rs`): its gradients, from which the backward follows (`derivatives.rs`), and its run.
-//! From both passes a plan is made (`plan.rs`): chains of elementwise operations in one pass over
-//! memory (`groups.rs`, `emit.rs`), operations within others (`fuse.rs`), dtypes (`kinds.rs`) and
-//! memory (`lifetimes.rs`), which comes from the pass and goes back to it after a value's last use.
-//! `running.rs` runs it. A model is split over devices, and computed again, by parts (`parts.rs`).
+//! One list has all operations (`op.rs`); what each does is in its own file, by one trait
+//! (`operation.rs`): the gradients of its inputs, from which the backward follows
+//! (`derivatives.rs`), and its run. From both passes a plan is made (`plan.rs`): chains of
+//! elementwise operations in one pass over memory (`groups.rs`, `emit.rs`), operations within
+//! others (`fuse.rs`), dtypes (`kinds.rs`) and memory (`lifetimes.rs`), which comes from the pass
+//! and goes back to it after a value's last use. `running.rs` runs it. A model is split over
+//! devices, and computed again, by parts (`parts.rs`).
 
 #![deny(clippy::wildcard_enum_match_arm)]
 

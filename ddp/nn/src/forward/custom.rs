@@ -76,7 +76,8 @@ const CHECKED_AT_ONCE: usize = 1 << 20;
 /// What outputs hold before their first run: exact in each dtype, and very unlikely as a result.
 const UNWRITTEN: f64 = -175.0 * (1u128 << 120) as f64;
 
-/// Runs `write`. The first time it is refused if it leaves elements of `outputs`, called `what`, as they were.
+/// Runs `write`. The first time it is refused if it leaves elements of `outputs` as they were;
+/// `what` is what an output is called.
 fn first_run(
     r: &Run<'_, '_>,
     what: impl Fn(usize) -> String,

@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use super::op::{Finished, Gradient, Input, Join, LinearInput, Op, Parameter, Part};
 use super::trace::{INPUTS_MAX, Kind, Var};
-use crate::build::ParamId;
 
 /// What an operation's gradients are made from.
 pub(super) struct Backward<'a> {
@@ -56,7 +55,9 @@ pub(super) fn backward(
     of[y.id] = Some(dy.clone());
     let complete = |id: usize, of: &[Option<Var>]| {
         if let Op::Parameter(Parameter(parameter)) = nodes[id].op {
-            finish(y, parameter, of[id].as_ref());
+            let inputs: Vec<&Var> = of[id].iter().collect();
+            let shape = inputs.first().map_or(vec![], |it| it.shape());
+            y.push(Gradient(parameter), &inputs, shape);
         }
     };
     let is_parameter = |id: usize| matches!(nodes[id].op, Op::Parameter(_)) && needs[id];
@@ -146,11 +147,4 @@ fn added(a: &Var, b: &Var) -> Var {
         it.clone()
     };
     whole(a) + whole(b)
-}
-
-/// The gradient of a parameter is complete.
-fn finish(y: &Var, parameter: ParamId, gradient: Option<&Var>) {
-    let inputs: Vec<&Var> = gradient.into_iter().collect();
-    let shape = gradient.map_or(vec![], Var::shape);
-    y.push(Gradient(parameter), &inputs, shape);
 }

@@ -62,7 +62,7 @@ impl Planner {
             return Ok(());
         }
         let input = self.node(id).inputs[0];
-        if self.is_view(id) {
+        if self.role(id) == Role::View {
             let shape = self.shape(id).to_vec();
             let (root, view) = self.read(id, true)?;
             let chain = copy(&shape, view, ChainView::whole(&shape))?;
@@ -76,7 +76,7 @@ impl Planner {
 
     /// The value in memory from which a chain reads `id`, and how, over the value's own shape.
     fn read(&mut self, id: usize, through: bool) -> Result<(usize, ChainView)> {
-        if !self.is_view(id) || self.stored[id] && !through {
+        if self.role(id) != Role::View || self.stored[id] && !through {
             self.ensure(id)?;
             return Ok((id, ChainView::whole(self.shape(id))));
         }

@@ -125,7 +125,7 @@ impl Planner {
         if std::mem::replace(&mut self.stored[id], true) {
             return;
         }
-        if self.is_view(id) {
+        if self.role(id) == Role::View {
             self.demand_read(self.node(id).inputs[0]);
         } else if self.is_on_demand(id) {
             self.demand(self.node(id).inputs[0]);
@@ -134,7 +134,7 @@ impl Planner {
 
     /// A chain must be able to read the value.
     fn demand_read(&mut self, id: usize) {
-        if self.is_view(id) && !self.stored[id] {
+        if self.role(id) == Role::View && !self.stored[id] {
             self.demand_read(self.node(id).inputs[0]);
         } else {
             self.demand(id);

@@ -128,7 +128,7 @@ macro_rules! operations {
                 /// Of d and what the activation keeps.
                 ActivateBackward(Activation),
                 /// With this ε, of x, weight and perhaps bias. Its part: the statistics of rows.
-                /// With three values the norm of the sum of its first two inputs, which comes first.
+                /// A run with three values is of the sum of its first two inputs, the first value.
                 Norm(ops::Norm, f64),
                 /// Of d, x, statistics and weight. Its parts: sums of rows for the gradients of
                 /// weight and bias. A fifth input, the first, is added.
@@ -147,7 +147,7 @@ macro_rules! operations {
                 EmbeddingBackward(Arc<[usize]>): Tokens => Exact,
                 /// The gradient of the rows of positions, of d.
                 PositionsBackward => Exact,
-                /// What tokens choose along this axis, of the tokens and a value: see `Var::gather`.
+                /// What tokens choose along this axis, of the tokens and a value (`Var::gather`).
                 Gather(usize): All,
                 /// The gradient of that value, of d and the tokens.
                 GatherBackward: All => Exact,
@@ -156,8 +156,8 @@ macro_rules! operations {
                 /// Of queries, keys and values, and perhaps where documents begin. Its part: sums
                 /// for backward.
                 Attention(ops::Attention),
-                /// Of d, the output, the sums, queries, keys and values, and perhaps where documents
-                /// begin.
+                /// Of d, the output, the sums, queries, keys and values, and perhaps where
+                /// documents begin.
                 AttentionBackward(ops::Attention),
                 /// What shares a pass over memory.
                 Chain(Arc<ops::Chain>): Floats,
@@ -224,18 +224,6 @@ macro_rules! types {
     };
 }
 operations!(types);
-
-impl Reads {
-    /// Whether tokens are read as they are.
-    pub(super) fn takes_tokens(self) -> bool {
-        matches!(self, Reads::Tokens | Reads::All)
-    }
-
-    /// Whether floats may be in the dtype of sums.
-    pub(super) fn takes_sums(self) -> bool {
-        matches!(self, Reads::Floats | Reads::All)
-    }
-}
 
 /// An operation of one's own, with a forward and a backward by hand.
 pub trait CustomOp: Any + fmt::Debug + Send + Sync {

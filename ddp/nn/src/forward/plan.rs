@@ -264,11 +264,6 @@ impl Planner {
             && !self.has_within(id)
     }
 
-    /// Where the value is read as its input lies.
-    pub(super) fn is_view(&self, id: usize) -> bool {
-        self.role(id) == Role::View
-    }
-
     /// Made only when something asks for it.
     pub(super) fn is_on_demand(&self, id: usize) -> bool {
         matches!(self.role(id), Role::View | Role::Reshape) || self.is_columns(id)
@@ -303,12 +298,10 @@ impl Planner {
     ) -> (Vec<usize>, HashMap<usize, usize>) {
         let (mut all, mut copies) = (Vec::new(), HashMap::new());
         for &id in order {
-            let inputs = self.node(id).inputs.clone();
-            let inputs = inputs
-                .into_iter()
-                .map(|it| self.brought(it, forward, &mut all, &mut copies))
-                .collect();
-            self.nodes[id].inputs = inputs;
+            for at in 0..self.node(id).inputs.len() {
+                let input = self.node(id).inputs[at];
+                self.nodes[id].inputs[at] = self.brought(input, forward, &mut all, &mut copies);
+            }
             all.push(id);
         }
         (all, copies)

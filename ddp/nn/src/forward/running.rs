@@ -6,7 +6,7 @@ use ddp_kernels::ops;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::op::{Given, Op, Parameter, Role};
+use super::op::{Given, Op, Parameter, Reads, Role};
 use super::plan::{PassPlan, PlannedRun};
 use super::trace::{INPUTS_MAX, Kind};
 use crate::build::ParamId;
@@ -95,7 +95,7 @@ impl PassPlan {
             let op = self.nodes[planned.of].op.name();
             return Err(Error::model(op, expected, format!("{count} inputs"), help));
         }
-        let reads_any = planned.op.reads().takes_sums();
+        let reads_any = matches!(planned.op.reads(), Reads::Floats | Reads::All);
         for (input, &id) in inputs.iter_mut().zip(&planned.inputs) {
             let mut value = self.value(pass, values, id)?;
             let is_rounded = self.kinds[id] == Kind::Exact && !reads_any;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ddp_kernels::shape::RANK_MAX;
 
-use super::op::{Constant, Op, Part, Role};
+use super::op::{Constant, Op, Part, Reads, Role};
 pub(super) use crate::scratch::Kind;
 
 /// The most inputs of an operation.
@@ -294,8 +294,9 @@ impl Var {
     #[track_caller]
     pub(super) fn push(&self, op: impl Into<Op>, inputs: &[&Var], shape: Vec<usize>) -> Var {
         let (op, mut read) = (op.into(), Vec::with_capacity(inputs.len()));
+        let takes_tokens = matches!(op.reads(), Reads::Tokens | Reads::All);
         for &input in inputs {
-            let as_it_is = op.reads().takes_tokens() || !input.are_tokens();
+            let as_it_is = takes_tokens || !input.are_tokens();
             read.push(if as_it_is {
                 input.id
             } else {
