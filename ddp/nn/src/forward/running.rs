@@ -134,12 +134,8 @@ impl PassPlan {
         let runs = self.forward.iter().chain(&self.backward);
         let mut read: HashSet<usize> = runs.flat_map(|run| run.inputs.iter().copied()).collect();
         read.extend(also.into_iter().chain([self.ends.y]));
-        let read = self
-            .nodes
-            .iter()
-            .enumerate()
-            .filter(|it| read.contains(&it.0));
-        for (id, node) in read {
+        let nodes = self.nodes.iter().enumerate();
+        for (id, node) in nodes.filter(|it| read.contains(&it.0)) {
             if let Some(values) = node.op.numbers(node.shape.iter().product()) {
                 let made = announced("numbers of a forward", || {
                     let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
@@ -163,11 +159,10 @@ impl Run<'_, '_> {
     /// Memory for an output: what was given for it, if something was.
     pub(super) fn take(&mut self, at: usize) -> Result<Tensor> {
         let id = self.planned.outputs[at];
-        if let Some(given) = &self.values[id] {
-            return Ok(given.clone());
-        }
         let made = if self.planned.is_in_place && at == 0 {
             self.x[0].clone()
+        } else if let Some(given) = &self.values[id] {
+            return Ok(given.clone());
         } else {
             let (plan, shape) = (self.plan, &self.plan.nodes[id].shape);
             let of = (plan.pools[id], plan.kinds[id]);
@@ -192,17 +187,12 @@ impl Run<'_, '_> {
         &mut self,
         write: impl FnOnce(&Self, &[&Tensor]) -> Result<()>,
     ) -> Result<()> {
-        let mut outputs = [const { None }; INPUTS_MAX];
-        for (at, output) in outputs
-            .iter_mut()
-            .enumerate()
-            .take(self.planned.outputs.len())
-        {
+        let (mut outputs, count) = ([const { None }; INPUTS_MAX], self.planned.outputs.len());
+        for (at, output) in outputs.iter_mut().enumerate().take(count) {
             *output = Some(self.take(at)?);
         }
-        outputs[0].as_ref().map_or(Ok(()), |any| {
-            write(self, &of_all(&outputs, any)[..self.planned.outputs.len()])
-        })
+        let any = outputs[0].as_ref();
+        any.map_or(Ok(()), |any| write(self, &of_all(&outputs, any)[..count]))
     }
 
     /// Completes a gradient, unless it is frozen.
