@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ddp::models::Model;
 use ddp::nn::{Convolution, CustomOp, Embedding, Formula, Init, Module, Result};
 use ddp::nn::{Scope, SelfAttention, Sequential, Var};
+use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use crate::golden_formulas::CASES;
@@ -340,4 +341,55 @@ fn many_values_are_concatenated() {
         Var::concatenate(&steps.iter().collect::<Vec<_>>(), 1)
     };
     assert_eq!(tried(stacked, &rows(2, &[4, 6])).shape()[..], [2, 300, 6]);
+}
+
+/// Of more than 16 values, 16 that are the same for all rows were refused.
+#[test]
+fn many_values_without_rows_are_concatenated_with_one_that_has_them() {
+    for count in [15, 16, 17, 33] {
+        let layers = Sequential::new().then(Formula(move |m: &mut Scope<'_>, x: &Var| {
+            let mut all: Vec<Var> = Vec::new();
+            for at in 0..count {
+                all.push(weight(m, &format!("w{at}"), &[1, 1, 6]));
+            }
+            all.push(x.clone());
+            Var::concatenate(&all.iter().collect::<Vec<_>>(), 1)
+        }));
+        let built = layers.build(&[4, 6], Device::Cpu, ddp_kernels::Seed(1));
+        assert_eq!(built.unwrap().output_shape, [count + 4, 6], "{count}");
+    }
+}
+
+/// Of 4 tokens and 2 heads of 3 columns.
+const SEES_ALL: Attention = Attention {
+    time: 4,
+    heads: 2,
+    kv_heads: 2,
+    head_size: 3,
+    causal: false,
+    scale: None,
+    window: None,
+    cap: None,
+};
+
+/// Where documents begin in its rows reached a value that is the same for all.
+#[test]
+fn attention_is_between_tokens_of_rows() {
+    let text = refusal(|m, x| {
+        let same = weight(m, "p", &[1, 4, 18]);
+        x + m.attention(&same, SEES_ALL)
+    });
+    assert!(
+        text.contains("attention: expected a value with rows"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_value_is_shown_without_the_number_of_rows() {
+    let text = refusal(|_, x| {
+        assert_eq!(format!("{x:?}"), "x [rows, 4, 6]");
+        x.sum(0)
+    });
+    assert!(text.contains("[rows, 4, 6]"), "{text}");
 }

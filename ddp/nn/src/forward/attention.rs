@@ -18,11 +18,21 @@ impl Scope<'_> {
             let help = "make them with one linear layer";
             return qkv.refuse("attention", &[qkv], &expected, help);
         }
+        if self.trace.borrow().hides_rows && !qkv.has_rows() {
+            let help = "make queries, keys and values of the input: attention is between tokens of its rows";
+            return qkv.refuse("attention", &[qkv], "a value with rows", help);
+        }
         if attention.window == Some(0) {
             let help = "count the token itself, or leave the window out";
             return qkv.refuse("attention", &[qkv], "a window of at least 1 token", help);
         }
         let begins = self.trace.borrow().begins.map(|id| qkv.at(id));
+        let tokens = begins.as_ref().map(|it| it.inputs()[0].shape()[1]);
+        if tokens.is_some_and(|tokens| tokens != time) {
+            let help = "give each document its own row, or add no tokens";
+            let expected = "as many tokens as the input has, whose documents begin there";
+            return qkv.refuse("attention", &[qkv], expected, help);
+        }
         let inputs: Vec<&Var> = [qkv].into_iter().chain(&begins).collect();
         let output = vec![shape[0], time, heads * attention.head_size];
         qkv.push(Attention(attention), &inputs, output)

@@ -16,22 +16,22 @@ impl Var {
         let (k, inner) = (*k, *inner);
         let batch = |value: &Var| value.shape()[..value.rank() - 2].to_vec();
         let (of_self, of_other) = (batch(self), batch(other));
+        let of = [self, other];
+        let has_rows = of.iter().any(|it| it.has_rows());
+        if of_self.is_empty() && of_other.is_empty() && other.has_rows() {
+            let expected = "a second matrix that is the same for all rows";
+            let help = "make each row a matrix: reshape it to two axes";
+            return self.refuse("matmul", &of, expected, help);
+        }
         let both = broadcast(&of_self, &of_other).filter(|_| k == inner);
         let Some(both) = both else {
             let expected = format!(
                 "as many rows of the second as columns of the first, {k}, and axes before of equal length or 1"
             );
             let help = "if the second is a weight of [out, in], pass weight.transpose(-1, -2)";
-            return self.refuse("matmul", &[self, other], &expected, help);
+            return self.refuse("matmul", &of, &expected, help);
         };
         // Rows as the rows of one matrix, or as an axis before the matrices.
-        let of = [self, other];
-        let has_rows = of.iter().any(|it| it.has_rows());
-        if both.is_empty() && other.has_rows() {
-            let expected = "a second matrix that is the same for all rows";
-            let help = "make each row a matrix: reshape it to two axes";
-            return self.refuse("matmul", &of, expected, help);
-        }
         if !both.is_empty() && !Var::rows_meet(&of, both.len() + 2) {
             return self.refuse_rows("matmul", &of);
         }

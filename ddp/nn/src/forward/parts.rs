@@ -71,7 +71,8 @@ impl Trace {
         let (reads, kinds) = (self.reads(y), kinds(&self.nodes));
         let is_read_after = |value: usize, id: usize| reads[value].is_some_and(|it| it[1] > id);
         let mut cuts: Vec<Option<Cut>> = vec![None];
-        let count = |value: usize| count_of(&self.nodes[value].shape);
+        // Of a row: a batch may have none.
+        let count = |value: usize| count_of(&self.nodes[value].shape[1..]);
         // What was made before and is read later. What depends on neither input nor parameters is
         // made by each part.
         let mut open: Vec<usize> = Vec::new();

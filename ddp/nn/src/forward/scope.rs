@@ -244,13 +244,13 @@ impl Scope<'_> {
         }
         let Some((id, known)) = self.declared.parameters.get(&path) else {
             let text = format!(
-                "parameter {path}: expected one of the first trace, got a new one; help: let no name or condition depend on the batch or the mode; a loss has no parameters"
+                "parameter {path}: expected one of the first trace, got a new one; help: let no name or condition depend on the mode or the lengths of a row; a loss has no parameters"
             );
             return self.refused(text, shape);
         };
         if known != shape {
             let text = format!(
-                "parameter {path}: expected shape {known:?}, as in the first trace, got {shape:?}; help: let no parameter depend on the batch"
+                "parameter {path}: expected shape {known:?}, as in the first trace, got {shape:?}; help: let no parameter depend on the lengths of a row"
             );
             return self.refused(text, shape);
         }

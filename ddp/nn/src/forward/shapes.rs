@@ -234,6 +234,14 @@ impl Var {
         if !Var::rows_meet(values, rank) {
             return first.refuse_rows("concatenate", values);
         }
+        // An operation has so many inputs.
+        if values.len() > INPUTS_MAX {
+            let mut parts = Vec::new();
+            for part in values.chunks(INPUTS_MAX) {
+                parts.push(Var::concatenate(part, axis as isize));
+            }
+            return Var::concatenate(&parts.iter().collect::<Vec<_>>(), axis as isize);
+        }
         let rows = of_rows.map_or(1, |it| it.shape()[0]);
         let mut all = Vec::with_capacity(values.len());
         for &value in values {
@@ -257,14 +265,6 @@ impl Var {
                 let expected = format!("equal lengths of all axes but axis {axis}");
                 return first.refuse("concatenate", values, &expected, "reshape or slice them");
             }
-        }
-        // An operation has so many inputs.
-        if values.len() > INPUTS_MAX {
-            let parts = values.chunks(INPUTS_MAX);
-            let parts: Vec<Var> = parts
-                .map(|it| Var::concatenate(it, axis as isize))
-                .collect();
-            return Var::concatenate(&parts.iter().collect::<Vec<_>>(), axis as isize);
         }
         first.checked(Join(axis, starts, 1), values, shape)
     }

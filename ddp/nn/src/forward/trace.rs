@@ -1,6 +1,7 @@
 //! A traced forward: operations in order, each with the values that it reads, and the first error.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -59,10 +60,17 @@ pub(super) struct Trace {
 
 /// A value of a forward that is being traced. Its operations never fail: the first error, with its
 /// line, is kept until the forward has been traced.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Var {
     pub(super) trace: Rc<RefCell<Trace>>,
     pub(super) id: usize,
+}
+
+/// As messages describe it: how many rows there are is unknown.
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.trace.borrow().described(self.id))
+    }
 }
 
 /// The layer and line of an operation, for errors. A line in `core` is left out: it tells the user
