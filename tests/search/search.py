@@ -107,6 +107,10 @@ class Kind:
     what = ""
     is_long = False
 
+    def lacks(self):
+        """What every case needs and this machine does not have."""
+        return ""
+
     def draw(self, search, drawn):
         return drawn.choice(self.all(search))
 
@@ -256,9 +260,12 @@ class Fuzz(Kind):
     def all(self, _):
         return [[os.path.relpath(path, ROOT), "1"] for path in sorted(glob.glob(f"{ROOT}/*/fuzz/fuzz_targets/*.rs"))]
 
+    def lacks(self):
+        return "" if shutil.which("cargo-fuzz") else "no cargo-fuzz (cargo install cargo-fuzz)"
+
     def command(self, _, path, seed):
-        if not shutil.which("cargo-fuzz"):
-            return None, "no cargo-fuzz (cargo install cargo-fuzz)"
+        if why := self.lacks():
+            return None, why
         folder, name = path.split("/fuzz/")[0] + "/fuzz", os.path.basename(path).removesuffix(".rs")
         # RUSTC_BOOTSTRAP: the sanitizer's flags on a stable toolchain.
         return ["env", "RUSTC_BOOTSTRAP=1", "cargo", "fuzz", "run", "--fuzz-dir", folder, name, "--", "-max_total_time=60", f"-seed={seed}"], "."
@@ -421,6 +428,10 @@ def main():
     if asked.found and not found:
         print("nothing in tests/search/found.txt")
         return 0
+    # Each case would be skipped at once, and another drawn, until the time is over.
+    if asked.only and not asked.case and (why := KINDS[asked.only].lacks()):
+        print(f"launch/search: no case of {asked.only} can run: {why}", file=sys.stderr)
+        return 69
     search = Search()
     search.build()
     kinds = [asked.only] if asked.only else [name for name in KINDS if name not in BY_NAME_ONLY]
