@@ -24,8 +24,9 @@ LIMIT_S, LONG_LIMIT_S = 1800, 3 * 3600
 FOUND = os.path.join(HERE, "found.txt")
 ORDERS = [["SIMCUDA_SCHEDULE", "lazy"], ["SIMCUDA_SCHEDULE", "eager"]]
 NOT_KEPT = {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
+LARGE = ["counts_beyond_two_to_the_31", "tensors_beyond_what_mpi_can_count"]
 # Ignored tests that launch/test leaves out because they take long or much memory; others are started by tests.
-IGNORED = ["every_wait_of_ranks_with_two_gpus_each", "a_missing_wait_or_barrier_is_found_in_every_order", "counts_beyond_two_to_the_31", "tensors_beyond_what_mpi_can_count"]
+IGNORED = ["every_wait_of_ranks_with_two_gpus_each", "a_missing_wait_or_barrier_is_found_in_every_order", *LARGE]
 WITHOUT_MPI = "-p ddp-comm -p ddp --no-default-features --features ddp/program --tests --locked".split()
 # Builds that are not those of launch/test, and what needs a network or an engine.
 BUILDS = {
@@ -287,7 +288,7 @@ class Large(Kind):
     what = "tensors of more than 2³¹ elements or bytes (up to 20 GB of memory)"
 
     def all(self, search):
-        return [test for test in search.tests("ddp_comm", "mpirun") if "_beyond_" in test[2]]
+        return [test for test in search.tests("ddp_comm", "mpirun") if any(word in test[2] for word in LARGE)]
 
     def command(self, search, package, target, name):
         return search.test(package, target, name)
