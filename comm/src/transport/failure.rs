@@ -142,6 +142,11 @@ impl Failure {
         ranks
     }
 
+    /// Fails the calls of ranks that are threads of this process, which continues.
+    pub(crate) fn fail_others(&self, text: String, exit_code: u8) {
+        self.board.fail(&self.own_cause(text, exit_code));
+    }
+
     fn own_cause(&self, text: String, exit_code: u8) -> Cause {
         Cause {
             rank: self.identity.rank,

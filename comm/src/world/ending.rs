@@ -206,6 +206,10 @@ impl Drop for World {
     fn drop(&mut self) {
         panics::lock(&self.made).clear();
         if !self.of_processes {
+            if std::thread::panicking() {
+                self.failure
+                    .fail_others("ended by a panic".into(), EXIT_PANIC);
+            }
             self.gpu_watches.stop();
             return;
         }

@@ -149,6 +149,26 @@ fn a_missing_rank_is_named_with_the_callers_line() {
     assert!(message.contains("world/tests.rs"), "{message}");
 }
 
+/// The others waited for as long as for a rank that hangs: 60 s in each test that failed.
+#[test]
+fn a_rank_thread_that_panics_fails_the_calls_of_the_others() {
+    let mut worlds = World::threads(2, None, Duration::from_secs(60)).unwrap();
+    let panics = worlds.remove(1);
+    let error = std::thread::scope(|scope| {
+        let panics = scope.spawn(move || {
+            let _dropped_by_the_panic = panics;
+            panic!("as a failed assertion does");
+        });
+        let error = worlds[0].barrier().unwrap_err();
+        assert!(panics.join().is_err());
+        error
+    });
+    assert_eq!(error.exit_code(), 70);
+    let message = error.to_string();
+    assert!(message.contains("rank 1"), "{message}");
+    assert!(message.contains("ended by a panic"), "{message}");
+}
+
 #[test]
 fn a_world_can_move_to_another_thread() {
     fn can_move<T: Send + Sync>() {}
