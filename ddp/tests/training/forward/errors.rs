@@ -20,7 +20,7 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 19] = [
+    let cases: [(Of, &str); 20] = [
         (|_, x| x.sum(4), ": sum: "),
         (|_, x| x.mean(4), ": mean: "),
         (|_, x| x.smallest(4), ": smallest: "),
@@ -37,8 +37,12 @@ fn errors_name_operation_operands_and_line() {
         (|_, x| x.permute(&[0, 0]), "each of its axes once in [0, 0]"),
         (|_, x| x.slice(1, 2..9), "expected indices 2..9 below 5"),
         (
-            |_, x| x.matmul(x),
+            |m, x| x.matmul(&weight(m, "w", &[4, 6])),
             "as many rows of the second as columns of the first, 5",
+        ),
+        (
+            |_, x| x.matmul(x),
+            "expected a second matrix that is the same for all rows",
         ),
         (
             |m, _| weight(m, "w", &[2, 5]),
