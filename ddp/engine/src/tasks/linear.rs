@@ -60,7 +60,7 @@ impl Linear {
         answer
     }
 
-    fn answer(&self, x: &[f32]) -> Vec<f32> {
+    pub(super) fn answer(&self, x: &[f32]) -> Vec<f32> {
         let mut answer = self.bias.clone();
         let of_features = self.weights.chunks(self.bias.len());
         for ((x, origin), weights) in x.iter().zip(&self.origin).zip(of_features) {
