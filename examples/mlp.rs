@@ -96,8 +96,9 @@ fn main() -> Result<()> {
                 ops::linear_backward_weight_into(&dw1, None, &dhidden, &x, accumulate)?;
                 let moments = (&first_moments, &second_moments);
                 ops::adamw(
-                    &values, &gradients, moments.0, moments.1, None, &chunks, &constants, &scalars,
-                    None, None,
+                    &ops::UpdateTensors::new([&values, &gradients], &chunks, &scalars),
+                    [moments.0, moments.1],
+                    &constants,
                 )
             })
         })?;

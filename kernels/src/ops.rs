@@ -7,7 +7,8 @@
 //! columns of the first. The gradient of such a vector is the sum along the other dimension:
 //! `column_sum_into` or `row_sum_into`.
 //!
-//! `call.rs` has what all operations do before their math, `elementwise.rs` the elementwise loops.
+//! `call.rs` has what all operations do before their math, `elementwise.rs` the elementwise loops,
+//! `update.rs` the steps of optimizers.
 
 mod activation;
 mod adamw;
@@ -44,6 +45,7 @@ mod sum;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unfold;
+mod update;
 
 pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
@@ -88,3 +90,4 @@ pub use sum::{
     AddOrder, add_in_order, column_sum_into, mean, mean_into, row_sum_into, sum, sum_into,
 };
 pub use unfold::{Windows, unfold_backward_into, unfold_into};
+pub use update::UpdateTensors;

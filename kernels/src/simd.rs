@@ -135,41 +135,42 @@ fn detect() -> Level {
 }
 
 /// Declares a function whose body is compiled once per level: `multiversion! { fn name[T:
-/// Bound](args) { … } }`. The brackets hold type parameters and may be empty. Functions that the
-/// body calls must be `#[inline(always)]`, or they stay at the plain level.
+/// Bound](args) { … } }`. The brackets hold type parameters and may be empty; after `;` a constant of
+/// usize: `[T: Bound; const N]`. Functions that the body calls must be `#[inline(always)]`, or they
+/// stay at the plain level.
 macro_rules! multiversion {
     (
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident [$($param:ident : $bound:path),*] ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident [$($param:ident : $bound:path),* $(; const $N:ident)?] ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     ) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<$($param: $bound),* $(, const $N: usize)?>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
-            fn body<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? $body
+            fn body<$($param: $bound),* $(, const $N: usize)?>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments)]
-                fn avx512<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
-                    body::<$($param),*>($($arg),*)
+                fn avx512<$($param: $bound),* $(, const $N: usize)?>($($arg: $ty),*) $(-> $ret)? {
+                    body::<$($param),* $(, $N)?>($($arg),*)
                 }
                 #[target_feature(enable = "avx2,fma,f16c")]
                 #[allow(clippy::too_many_arguments)]
-                fn avx2<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
-                    body::<$($param),*>($($arg),*)
+                fn avx2<$($param: $bound),* $(, const $N: usize)?>($($arg: $ty),*) $(-> $ret)? {
+                    body::<$($param),* $(, $N)?>($($arg),*)
                 }
                 match $crate::simd::level() {
                     // SAFETY: `level` found these features on this processor.
-                    $crate::simd::Level::Avx512 => return unsafe { avx512::<$($param),*>($($arg),*) },
+                    $crate::simd::Level::Avx512 => return unsafe { avx512::<$($param),* $(, $N)?>($($arg),*) },
                     // SAFETY: as above.
-                    $crate::simd::Level::Avx2 => return unsafe { avx2::<$($param),*>($($arg),*) },
+                    $crate::simd::Level::Avx2 => return unsafe { avx2::<$($param),* $(, $N)?>($($arg),*) },
                     $crate::simd::Level::Baseline => {}
                 }
             }
-            body::<$($param),*>($($arg),*)
+            body::<$($param),* $(, $N)?>($($arg),*)
         }
     };
 }

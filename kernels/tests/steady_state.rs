@@ -162,16 +162,13 @@ impl Net {
         let (clip, bad) = (Some(&self.clip), Some(&self.first_bad_step));
         let (values, gradients) = (&self.values, &self.gradients);
         ops::adamw(
-            values,
-            gradients,
-            first,
-            second,
-            None,
-            &self.chunks,
+            &ops::UpdateTensors {
+                gradient_scale: clip,
+                first_bad_step: bad,
+                ..ops::UpdateTensors::new([values, gradients], &self.chunks, &self.scalars)
+            },
+            [first, second],
             &self.constants,
-            &self.scalars,
-            clip,
-            bad,
         )
     }
 }

@@ -46,15 +46,9 @@ fn an_operation_under_allow_is_done_whole_or_not_at_all() {
         let chunks = ops::ChunkTable::whole(4).without_decay();
         let step = || {
             ops::sgd(
-                &values,
-                &gradients,
+                &ops::UpdateTensors::new([&values, &gradients], &chunks, &scalars),
                 Some(&momentum),
-                None,
-                &chunks,
                 &constants,
-                &scalars,
-                None,
-                None,
             )
         };
         transfer::with_policy(Policy::Allow, || {

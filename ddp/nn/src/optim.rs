@@ -27,7 +27,7 @@ pub use schedule::{Schedule, ScheduleShape};
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{Chunk, ChunkTable, SgdConstants};
+use ddp_kernels::ops::{Chunk, ChunkTable, SgdConstants, UpdateTensors};
 use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor, choices};
 
@@ -473,14 +473,16 @@ impl Optimizer {
             Ok(all.slice(slice.at..slice.at + slice.range.len())?)
         };
         update.apply(&ArenaPart {
-            values: &params.values_of(slice.range.clone())?,
-            gradients: &params.gradients_of(slice.range.clone())?,
+            tensors: UpdateTensors {
+                values: &params.values_of(slice.range.clone())?,
+                grads: &params.gradients_of(slice.range.clone())?,
+                copies: copies.as_ref(),
+                chunks: &slice.chunks,
+                scalars: &self.numbers.slice(numbers)?,
+                gradient_scale: scale,
+                first_bad_step: flag,
+            },
             moment: &moment,
-            copies: copies.as_ref(),
-            chunks: &slice.chunks,
-            numbers: &self.numbers.slice(numbers)?,
-            scale,
-            flag,
         })
     }
 }

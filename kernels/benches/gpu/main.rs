@@ -238,7 +238,9 @@ impl Bench {
         let chunks = ChunkTable::whole(count);
         let step = || {
             ops::adamw(
-                &values, &grads, &first, &second, None, &chunks, &constants, &scalars, None, None,
+                &ops::UpdateTensors::new([&values, &grads], &chunks, &scalars),
+                [&first, &second],
+                &constants,
             )
         };
         self.say(

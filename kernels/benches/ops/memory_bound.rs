@@ -174,16 +174,9 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
             bytes: 28 * LARGE,
             run: Box::new(|| {
                 ops::adamw(
-                    &values,
-                    &grads,
-                    &first,
-                    &second_positive,
-                    None,
-                    &chunks,
+                    &ops::UpdateTensors::new([&values, &grads], &chunks, &scalars),
+                    [&first, &second_positive],
                     &constants,
-                    &scalars,
-                    None,
-                    None,
                 )
             }),
             copy: [first.clone(), grads.clone()],
@@ -193,15 +186,9 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
             bytes: 20 * LARGE,
             run: Box::new(|| {
                 ops::sgd(
-                    &values,
-                    &grads,
+                    &ops::UpdateTensors::new([&values, &grads], &chunks, &sgd_scalars),
                     Some(&first),
-                    None,
-                    &chunks,
                     &sgd_constants,
-                    &sgd_scalars,
-                    None,
-                    None,
                 )
             }),
             copy: [first.clone(), grads.clone()],

@@ -37,16 +37,9 @@ fn bits() -> Vec<u32> {
     .unwrap();
     let chunks = ChunkTable::whole(COUNT);
     ops::adamw(
-        &values,
-        &y,
-        &first,
-        &second,
-        None,
-        &chunks,
+        &ops::UpdateTensors::new([&values, &y], &chunks, &cpu(&scalars, &[4])),
+        [&first, &second],
         &constants,
-        &cpu(&scalars, &[4]),
-        None,
-        None,
     )
     .unwrap();
     made.extend([y, values, first, second]);

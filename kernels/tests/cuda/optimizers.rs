@@ -82,7 +82,13 @@ fn adamw(
     let [values, grads, first, second] = buffers;
     let scalars = adamw_scalars(values.device(), step);
     ops::adamw(
-        values, grads, first, second, None, chunks, &ADAMW, &scalars, scale, flag,
+        &ops::UpdateTensors {
+            gradient_scale: scale,
+            first_bad_step: flag,
+            ..ops::UpdateTensors::new([values, grads], chunks, &scalars)
+        },
+        [first, second],
+        &ADAMW,
     )
     .unwrap();
 }
@@ -128,7 +134,9 @@ fn sgd_of_every_kind_has_the_cpu_s_bits_for_every_table_and_alignment() {
             let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
             let buffer = (momentum > 0.0).then_some(buffer);
             ops::sgd(
-                values, grads, buffer, None, chunks, &constants, &scalars, None, None,
+                &ops::UpdateTensors::new([values, grads], chunks, &scalars),
+                buffer,
+                &constants,
             )
             .unwrap();
         };
@@ -169,15 +177,13 @@ fn the_scale_and_the_flag_are_read_on_the_device() {
         };
         let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
         ops::sgd(
-            values,
-            grads,
+            &ops::UpdateTensors {
+                gradient_scale: scale,
+                first_bad_step: flag,
+                ..ops::UpdateTensors::new([values, grads], chunks, &scalars)
+            },
             Some(buffer),
-            None,
-            chunks,
             &constants,
-            &scalars,
-            scale,
-            flag,
         )
         .unwrap();
     };
@@ -223,15 +229,9 @@ fn buffers_that_begin_at_different_places_of_16_bytes_have_the_cpu_s_bits() {
         let [values, grads, momentum, _] = buffers;
         let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
         ops::sgd(
-            values,
-            grads,
+            &ops::UpdateTensors::new([values, grads], &chunks, &scalars),
             Some(momentum),
-            None,
-            &chunks,
             &constants,
-            &scalars,
-            None,
-            None,
         )
         .unwrap();
     };
@@ -265,21 +265,16 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
             transfer::forbid_transfers(|| {
                 for chunks in [&chunks, &chunks.clone(), &chunks] {
                     ops::adamw(
-                        values, grads, first, second, None, chunks, &ADAMW, &scalars, None, None,
+                        &ops::UpdateTensors::new([values, grads], chunks, &scalars),
+                        [first, second],
+                        &ADAMW,
                     )
                     .unwrap();
                 }
                 ops::adamw(
-                    values,
-                    grads,
-                    first,
-                    second,
-                    None,
-                    &ChunkTable::whole(3000),
+                    &ops::UpdateTensors::new([values, grads], &ChunkTable::whole(3000), &scalars),
+                    [first, second],
                     &ADAMW,
-                    &scalars,
-                    None,
-                    None,
                 )
                 .unwrap();
             });
@@ -307,7 +302,9 @@ fn a_captured_update_has_the_eager_bits_and_needs_its_table() {
             let [values, grads, first, second] = &got;
             let step = || {
                 ops::adamw(
-                    values, grads, first, second, None, &chunks, &ADAMW, &scalars, None, None,
+                    &ops::UpdateTensors::new([values, grads], &chunks, &scalars),
+                    [first, second],
+                    &ADAMW,
                 )
             };
             let error = Graph::capture(&stream, step).unwrap_err();
@@ -341,15 +338,12 @@ fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
             ChunkTable::whole(values.count()),
         );
         ops::sgd(
-            values,
-            grads,
+            &ops::UpdateTensors {
+                first_bad_step: Some(flags),
+                ..ops::UpdateTensors::new([values, grads], &chunks, &scalars)
+            },
             buffer,
-            None,
-            &chunks,
             &constants,
-            &scalars,
-            None,
-            Some(flags),
         )
         .unwrap();
     };
@@ -394,16 +388,12 @@ fn adamw_rounds_into_the_copies_what_a_cast_would() {
                 let [values, grads, first, second] = &got;
                 let scalars = adamw_scalars(device, 1);
                 ops::adamw(
-                    values,
-                    grads,
-                    first,
-                    second,
-                    Some(&copies),
-                    &chunks,
+                    &ops::UpdateTensors {
+                        copies: Some(&copies),
+                        ..ops::UpdateTensors::new([values, grads], &chunks, &scalars)
+                    },
+                    [first, second],
                     &ADAMW,
-                    &scalars,
-                    None,
-                    None,
                 )
                 .unwrap();
                 adamw(&expected, &chunks, 1, None, None);
@@ -436,15 +426,12 @@ fn sgd_rounds_into_the_copies_what_a_cast_would() {
                 let copies = upload(&zeros, device, skipped);
                 let scalars = Tensor::from_slice(&[0.1f32, 0.01], &[2], device).unwrap();
                 ops::sgd(
-                    &values,
-                    &grads,
+                    &ops::UpdateTensors {
+                        copies: Some(&copies),
+                        ..ops::UpdateTensors::new([&values, &grads], &chunks, &scalars)
+                    },
                     buffer,
-                    Some(&copies),
-                    &chunks,
                     &constants,
-                    &scalars,
-                    None,
-                    None,
                 )
                 .unwrap();
                 let cast = values.to_dtype(DType::BF16).unwrap();
@@ -469,8 +456,11 @@ fn directions_and_quotients_of_muon_have_the_cpu_s_bits() {
             let run = |[_, grads, momentum, _]: &[Tensor; 4]| {
                 let device = grads.device();
                 let norm = Tensor::from_slice(&[0.5f32, 3.0], &[2], device).unwrap();
-                ops::muon_direction(grads, momentum, &chunks, &constants, Some(&norm), None)
-                    .unwrap();
+                let of = ops::UpdateTensors {
+                    gradient_scale: Some(&norm),
+                    ..ops::UpdateTensors::new([grads; 2], &chunks, grads)
+                };
+                ops::muon_direction(&of, momentum, &constants).unwrap();
                 ops::divide_by_norm(momentum, &norm).unwrap();
                 let tiny = Tensor::from_slice(&[1.0f32, 3e-8], &[2], device).unwrap();
                 ops::divide_by_norm(momentum, &tiny).unwrap();

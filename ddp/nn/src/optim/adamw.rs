@@ -82,17 +82,7 @@ impl Update for AdamwConstants {
     }
 
     fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
-        Ok(ops::adamw(
-            part.values,
-            part.gradients,
-            &(part.moment)("exp_avg")?,
-            &(part.moment)("exp_avg_sq")?,
-            part.copies,
-            part.chunks,
-            self,
-            part.numbers,
-            part.scale,
-            part.flag,
-        )?)
+        let moments = [&(part.moment)("exp_avg")?, &(part.moment)("exp_avg_sq")?];
+        Ok(ops::adamw(&part.tensors, moments, self)?)
     }
 }

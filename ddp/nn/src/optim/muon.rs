@@ -75,14 +75,11 @@ impl Update for Muon {
 
     fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let Muon { momentum, nesterov } = *self;
-        Ok(ops::muon_direction(
-            part.gradients,
-            &(part.moment)(MOMENTUM)?,
-            part.chunks,
-            &SgdConstants { momentum, nesterov },
-            part.scale,
-            part.flag,
-        )?)
+        let (moment, constants) = (
+            (part.moment)(MOMENTUM)?,
+            SgdConstants { momentum, nesterov },
+        );
+        Ok(ops::muon_direction(&part.tensors, &moment, &constants)?)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{AdamwConstants, ChunkTable, SgdConstants};
+use ddp_kernels::ops::{AdamwConstants, SgdConstants, UpdateTensors};
 use ddp_kernels::{Tensor, choices};
 use glob::Pattern;
 
@@ -86,20 +86,10 @@ pub(super) trait Update {
 
 /// A part of the arenas, for one launch.
 pub(super) struct ArenaPart<'a> {
-    pub(super) values: &'a Tensor,
-    pub(super) gradients: &'a Tensor,
+    /// The copies are those that layers read; `scalars` (4) is `Update::numbers`, on the device.
+    pub(super) tensors: UpdateTensors<'a>,
     /// The part's moment of a name.
     pub(super) moment: &'a dyn Fn(&str) -> Result<Tensor>,
-    /// The copies that layers read, if the update writes them.
-    pub(super) copies: Option<&'a Tensor>,
-    /// Its parameters, and which of them decay.
-    pub(super) chunks: &'a ChunkTable,
-    /// (4): `Update::numbers`, on the device.
-    pub(super) numbers: &'a Tensor,
-    /// What gradients are multiplied by.
-    pub(super) scale: Option<&'a Tensor>,
-    /// The first bad step, from which on nothing is updated.
-    pub(super) flag: Option<&'a Tensor>,
 }
 
 /// An update rule and its constants.

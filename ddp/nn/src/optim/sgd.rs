@@ -1,6 +1,6 @@
 //! SGD: `torch.optim.SGD`, with dampening 0.
 
-use ddp_kernels::ops::{self, SgdConstants, SgdScalars};
+use ddp_kernels::ops::{self, SgdConstants, SgdScalars, UpdateTensors};
 
 use super::rule::{ArenaPart, Declared, Method, Rule, Update, check_range};
 use crate::error::{Error, Result};
@@ -58,16 +58,10 @@ impl Update for SgdConstants {
     fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let has_momentum = self.momentum > 0.0;
         let momentum = has_momentum.then(|| (part.moment)(MOMENTUM)).transpose()?;
-        Ok(ops::sgd(
-            part.values,
-            part.gradients,
-            momentum.as_ref(),
-            part.copies,
-            part.chunks,
-            self,
-            &part.numbers.slice(0..2)?,
-            part.scale,
-            part.flag,
-        )?)
+        let of = UpdateTensors {
+            scalars: &part.tensors.scalars.slice(0..2)?,
+            ..part.tensors
+        };
+        Ok(ops::sgd(&of, momentum.as_ref(), self)?)
     }
 }

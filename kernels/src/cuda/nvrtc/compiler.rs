@@ -31,26 +31,30 @@ library::functions! {
 
 type NvrtcProgram = *mut c_void;
 
+macro_rules! headers {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../ops/", $name)))),*]
+    };
+}
+
 /// The headers that kernels include.
-const HEADERS: [(&str, &str); 5] = [
-    ("common.cuh", include_str!("../../ops/common.cuh")),
-    ("math.cuh", include_str!("../../ops/math.cuh")),
-    ("chunks.cuh", include_str!("../../ops/chunks.cuh")),
-    (
-        "cross_entropy.cuh",
-        include_str!("../../ops/cross_entropy.cuh"),
-    ),
-    (
-        "attention_tiles.cuh",
-        include_str!("../../ops/attention_tiles.cuh"),
-    ),
+const HEADERS: &[(&str, &str)] = headers![
+    "common.cuh",
+    "math.cuh",
+    "chunks.cuh",
+    "cross_entropy.cuh",
+    "attention_tiles.cuh",
+    "update.cuh",
+    "adamw_rule.cuh",
+    "sgd_rule.cuh",
+    "sgd_momentum_rule.cuh",
+    "muon_rule.cuh",
 ];
 
 /// The texts of all headers, as `text_of` has them.
 pub(super) fn headers() -> impl Iterator<Item = (&'static str, Cow<'static, str>)> {
-    HEADERS
-        .into_iter()
-        .map(|(name, text)| (name, text_of(name, text)))
+    let headers = HEADERS.iter();
+    headers.map(|&(name, text)| (name, text_of(name, text)))
 }
 
 /// Options of every compilation. launch/check-kernels reads them here.

@@ -1,6 +1,7 @@
 //! Tests of adamw.
 
 use super::*;
+use crate::ops::ChunkTable;
 use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32, two_chunks};
 use crate::threads;
 
@@ -71,16 +72,12 @@ fn twenty_steps<T: Float>(size: usize) -> (Vec<T>, Vec<f64>) {
             .map(T::from_f64);
         let (grads, numbers) = (tensor(&grads), cpu_of(&numbers, &[4]));
         adamw(
-            &values,
-            &grads,
-            &first,
-            &second,
-            None,
-            &chunks,
+            &UpdateTensors {
+                gradient_scale: Some(&scale),
+                ..UpdateTensors::new([&values, &grads], &chunks, &numbers)
+            },
+            [&first, &second],
             &CONSTANTS,
-            &numbers,
-            Some(&scale),
-            None,
         )
         .unwrap();
     }
@@ -134,16 +131,9 @@ fn pytorch_makes_the_same_three_steps() {
         let scalars = cpu(&scalars.to_array(&CONSTANTS).unwrap(), &[4]);
         let chunks = ChunkTable::whole(4);
         adamw(
-            &values,
-            &cpu(grads, &[4]),
-            &first,
-            &second,
-            None,
-            &chunks,
+            &UpdateTensors::new([&values, &cpu(grads, &[4])], &chunks, &scalars),
+            [&first, &second],
             &CONSTANTS,
-            &scalars,
-            None,
-            None,
         )
         .unwrap();
     }
@@ -176,16 +166,12 @@ fn one_step(flag: Option<i64>) -> Vec<u32> {
     let flag = flag.map(|flag| cpu_of(&[flag], &[1]));
     let chunks = ChunkTable::whole(count);
     adamw(
-        values,
-        grads,
-        first,
-        second,
-        None,
-        &chunks,
+        &UpdateTensors {
+            first_bad_step: flag.as_ref(),
+            ..UpdateTensors::new([values, grads], &chunks, &scalars)
+        },
+        [first, second],
         &CONSTANTS,
-        &scalars,
-        None,
-        flag.as_ref(),
     )
     .unwrap();
     [values, first, second]
@@ -226,7 +212,9 @@ fn arguments_that_do_not_fit_are_named() {
     let call = |grads: &Tensor, len: usize, constants: &AdamwConstants, scalars: &Tensor| {
         let chunks = ChunkTable::whole(len);
         adamw(
-            &values, grads, &first, &second, None, &chunks, constants, scalars, None, None,
+            &UpdateTensors::new([&values, grads], &chunks, scalars),
+            [&first, &second],
+            constants,
         )
         .unwrap_err()
         .to_string()
@@ -281,7 +269,12 @@ fn with_the_flags_of_a_step_a_bad_gradient_changes_nothing_of_its_own_and_is_mar
         let step = || {
             let (constants, flags) = (&CONSTANTS, Some(&flags));
             adamw(
-                &values, &grads, &first, &second, None, &chunks, constants, &scalars, None, flags,
+                &UpdateTensors {
+                    first_bad_step: flags,
+                    ..UpdateTensors::new([&values, &grads], &chunks, &scalars)
+                },
+                [&first, &second],
+                constants,
             )
             .unwrap();
         };

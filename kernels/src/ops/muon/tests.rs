@@ -1,6 +1,7 @@
 //! Tests of muon_direction and divide_by_norm.
 
 use super::*;
+use crate::ops::ChunkTable;
 use crate::ops::testing::{SIZES, assert_close, cpu, random_f32, two_chunks};
 
 const NESTEROV: SgdConstants = SgdConstants {
@@ -34,7 +35,11 @@ fn twenty_directions_agree_with_f64_and_leave_the_gap_alone() {
                 };
             }
             let grads = cpu(&x, &[size]);
-            muon_direction(&grads, &momentum, &chunks, &constants, Some(&scale), None).unwrap();
+            let of = UpdateTensors {
+                gradient_scale: Some(&scale),
+                ..UpdateTensors::new([&grads; 2], &chunks, &grads)
+            };
+            muon_direction(&of, &momentum, &constants).unwrap();
             // |g| and |m| are below 4. A step rounds m by 2 × 4ε, which fades by 0.95 a step and so
             // stays below 20 of them; its weight is off by ε/2 of 8. The direction adds 2 × 8ε.
             assert_close(&grads.to_vec::<f32>().unwrap(), &expected, |_, _| {
@@ -71,7 +76,11 @@ fn after_a_bad_step_nothing_moves() {
     let (grads, momentum) = (cpu(&[1.0, 2.0], &[2]), cpu(&[3.0, 4.0], &[2]));
     let flags = Tensor::from_slice(&[3i64, 0, 4], &[3], crate::Device::Cpu).unwrap();
     let chunks = ChunkTable::whole(2).without_decay();
-    muon_direction(&grads, &momentum, &chunks, &NESTEROV, None, Some(&flags)).unwrap();
+    let of = UpdateTensors {
+        first_bad_step: Some(&flags),
+        ..UpdateTensors::new([&grads; 2], &chunks, &grads)
+    };
+    muon_direction(&of, &momentum, &NESTEROV).unwrap();
     assert_eq!(grads.to_vec::<f32>().unwrap(), [1.0, 2.0]);
     assert_eq!(momentum.to_vec::<f32>().unwrap(), [3.0, 4.0]);
 }
@@ -79,9 +88,10 @@ fn after_a_bad_step_nothing_moves() {
 #[test]
 fn wrong_operands_are_named() {
     let (grads, chunks) = (cpu(&[1.0], &[1]), ChunkTable::whole(1).without_decay());
+    let of = UpdateTensors::new([&grads; 2], &chunks, &grads);
     let plain = SgdConstants::default();
     let refusal = |constants| {
-        let result = muon_direction(&grads, &cpu(&[0.0], &[1]), &chunks, constants, None, None);
+        let result = muon_direction(&of, &cpu(&[0.0], &[1]), constants);
         result.unwrap_err().to_string()
     };
     let without = SgdConstants {
@@ -89,7 +99,7 @@ fn wrong_operands_are_named() {
         ..plain
     };
     assert!(refusal(&without).contains("muon_direction: momentum: expected above 0"));
-    let short = muon_direction(&grads, &cpu(&[], &[0]), &chunks, &NESTEROV, None, None);
+    let short = muon_direction(&of, &cpu(&[], &[0]), &NESTEROV);
     assert!(short.unwrap_err().to_string().contains("momentum"));
     let norm = divide_by_norm(&grads, &cpu(&[1.0], &[1]))
         .unwrap_err()

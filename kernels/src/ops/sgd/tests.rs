@@ -1,6 +1,7 @@
 //! Tests of sgd.
 
 use super::*;
+use crate::ops::ChunkTable;
 use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32, two_chunks};
 use crate::threads;
 
@@ -67,15 +68,12 @@ fn twenty_steps_agree_with_f64_and_leave_the_gap_alone() {
             }
             let grads = cpu(&grads, &[size]);
             sgd(
-                &values,
-                &grads,
+                &UpdateTensors {
+                    gradient_scale: Some(&scale),
+                    ..UpdateTensors::new([&values, &grads], &chunks, &scalars)
+                },
                 momentum,
-                None,
-                &chunks,
                 &constants,
-                &scalars,
-                Some(&scale),
-                None,
             )
             .unwrap();
         }
@@ -130,15 +128,9 @@ fn pytorch_makes_the_same_three_steps() {
             [2.0, -3.0, 0.25, 1e-3],
         ] {
             sgd(
-                &values,
-                &cpu(&grads, &[4]),
+                &UpdateTensors::new([&values, &cpu(&grads, &[4])], &chunks, &scalars),
                 momentum,
-                None,
-                &chunks,
                 &constants,
-                &scalars,
-                None,
-                None,
             )
             .unwrap();
         }
@@ -163,15 +155,12 @@ fn the_bits_do_not_depend_on_the_number_of_threads_and_a_set_flag_stops_everythi
         );
         let chunks = ChunkTable::whole(count);
         sgd(
-            &values,
-            &grads,
+            &UpdateTensors {
+                first_bad_step: Some(&flag),
+                ..UpdateTensors::new([&values, &grads], &chunks, &scalars)
+            },
             buffer,
-            None,
-            &chunks,
             constants,
-            &scalars,
-            None,
-            Some(&flag),
         )
         .unwrap();
         [values, momentum]
@@ -234,7 +223,9 @@ fn arguments_that_contradict_each_other_are_named() {
             nesterov,
         };
         let error = sgd(
-            &values, &grads, buffer, None, &chunks, &constants, &scalars, None, None,
+            &UpdateTensors::new([&values, &grads], &chunks, &scalars),
+            buffer,
+            &constants,
         )
         .unwrap_err()
         .to_string();
