@@ -49,12 +49,8 @@ pub fn muon_direction(
     let (beta, nesterov) = (constants.momentum, u8::from(constants.nesterov));
     let numbers = constants.check("muon_direction", true);
     let numbers = numbers.map(|()| [beta, 1.0 - beta, nesterov.into(), 0.0]);
-    update::<Direction, 2>(
-        "muon_direction",
-        [tensors.grads, momentum],
-        tensors,
-        numbers,
-    )
+    let state = [tensors.grads, momentum];
+    update::<Direction, 2>("muon_direction", state, tensors, numbers)
 }
 
 /// `x /= max(norm, 1e-7)`, where `norm` is element 1 of what `clip_scale` wrote, in `x`'s dtype.

@@ -16,8 +16,8 @@ struct StepNumbers {
     bool decays;
 };
 
-/// A block's quantum. RULE has the number of buffers that change, `STATE`, and of scalars: without
-/// any it replaces the gradients, the first of `state`.
+/// A block's quantum. RULE::STATE is the number of buffers that change, RULE::SCALARS that of
+/// scalars. A rule without scalars replaces the gradients: they are the first of `state`.
 template <class RULE> INLINE void update(
     float* (&state)[3], const float* grads, bf16* copies, const float* scalars, const float* scale, i64* flags,
     bool guards, StepNumbers of, const Piece& piece) {
@@ -68,7 +68,7 @@ template <class RULE> INLINE void update(
     if (guards) mark_gradient(flags, good);
 }
 
-/// A rule's kernel. Buffers that it has not are null.
+/// A rule's kernel. Buffers that the rule does not have are null.
 #define UPDATE(NAME, ...)                                                                                              \
     KERNEL(QUANTUM_THREADS) NAME(                                                                                      \
         float* __restrict__ values, const float* __restrict__ grads, float* __restrict__ first,                        \

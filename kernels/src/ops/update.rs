@@ -120,26 +120,29 @@ multiversion! {
 }
 
 multiversion! {
-    /// Whether all gradients are finite or are not looked at.
+    /// Whether all gradients are finite or are not looked at. The first N slices are the state:
+    /// arguments, not an array, since the compiler then knows that they do not overlap.
     fn run[T: Float, R: UpdateRule<N>; const N](
-        state: [&mut [T]; N], grads: &[T], of: &StepNumbers<T>,
+        first: &mut [T], second: &mut [T], third: &mut [T], grads: &[T], of: &StepNumbers<T>,
     ) -> bool {
-        let (count, of) = (state[0].len(), *of);
-        let mut state = state.map(|state| &mut state[..count]);
+        let (count, of) = (first.len(), *of);
+        let counts = [count * usize::from(N > 1), count * usize::from(N > 2)];
+        let (second, third) = (&mut second[..counts[0]], &mut third[..counts[1]]);
         let grads = if R::SCALARS.is_some() { &grads[..count] } else { grads };
+        let guards = of.guards && R::SCALARS.is_some();
         let mut all = true;
+        // No loops over the state: they would be unrolled too late for what follows from N.
         for i in 0..count {
-            let mut old = [T::ZERO; N];
-            for (old, state) in old.iter_mut().zip(&state) {
-                *old = state[i];
-            }
+            let mut old = [first[i]; N];
+            if N > 1 { old[1] = second[i]; }
+            if N > 2 { old[2] = third[i]; }
             let grad = if R::SCALARS.is_some() { grads[i] } else { old[0] };
-            let good = !of.guards | grad.finite();
+            let good = !guards | grad.finite();
             all &= good;
             let new = R::step(old, grad * of.gradient_scale, &of);
-            for ((state, new), old) in state.iter_mut().zip(new).zip(old) {
-                state[i] = if good { new } else { old };
-            }
+            first[i] = select(good, new[0], old[0]);
+            if N > 1 { second[i] = select(good, new[1], old[1]); }
+            if N > 2 { third[i] = select(good, new[2], old[2]); }
         }
         all
     }
@@ -232,9 +235,10 @@ fn on_cpu<T: Float, R: UpdateRule<N>, const N: usize>(
         for start in (0..chunk.len).step_by(most) {
             let part = start..start.saturating_add(most).min(chunk.len);
             let range = chunk.offset + part.start..chunk.offset + part.end;
-            let state = buffers.each_mut().map(|buffer| &mut buffer[part.clone()]);
             let grads = grads.map_or(&[][..], |grads| &grads[range.clone()]);
-            all &= run::<T, R, N>(state, grads, &numbers);
+            let mut parts = buffers.iter_mut().map(|it| &mut it[part.clone()]);
+            let mut next = || parts.next().unwrap_or_default();
+            all &= run::<T, R, N>(next(), next(), next(), grads, &numbers);
             if let Some(copies) = &copies {
                 // SAFETY: `ChunkTable::update` gives each part of each chunk to one thread.
                 round(unsafe { copies.part(range) }, &buffers[0][part]);

@@ -75,10 +75,8 @@ impl Update for Muon {
 
     fn apply(&self, part: &ArenaPart<'_>) -> Result<()> {
         let Muon { momentum, nesterov } = *self;
-        let (moment, constants) = (
-            (part.moment)(MOMENTUM)?,
-            SgdConstants { momentum, nesterov },
-        );
+        let constants = SgdConstants { momentum, nesterov };
+        let moment = (part.moment)(MOMENTUM)?;
         Ok(ops::muon_direction(&part.tensors, &moment, &constants)?)
     }
 }

@@ -32,24 +32,14 @@ library::functions! {
 type NvrtcProgram = *mut c_void;
 
 macro_rules! headers {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../ops/", $name)))),*]
-    };
+    ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../ops/", $name)))),*] };
 }
 
 /// The headers that kernels include.
-const HEADERS: &[(&str, &str)] = headers![
-    "common.cuh",
-    "math.cuh",
-    "chunks.cuh",
-    "cross_entropy.cuh",
-    "attention_tiles.cuh",
-    "update.cuh",
-    "adamw_rule.cuh",
-    "sgd_rule.cuh",
-    "sgd_momentum_rule.cuh",
-    "muon_rule.cuh",
-];
+const HEADERS: &[(&str, &str)] = headers! {
+    "common.cuh" "math.cuh" "chunks.cuh" "cross_entropy.cuh" "attention_tiles.cuh" "update.cuh"
+    "adamw_rule.cuh" "sgd_rule.cuh" "sgd_momentum_rule.cuh" "muon_rule.cuh"
+};
 
 /// The texts of all headers, as `text_of` has them.
 pub(super) fn headers() -> impl Iterator<Item = (&'static str, Cow<'static, str>)> {
