@@ -135,9 +135,9 @@ fn detect() -> Level {
 }
 
 /// Declares a function whose body is compiled once per level: `multiversion! { fn name[T:
-/// Bound](args) { … } }`. The brackets hold type parameters and may be empty; after `;` a constant of
-/// usize: `[T: Bound; const N]`. Functions that the body calls must be `#[inline(always)]`, or they
-/// stay at the plain level.
+/// Bound](args) { … } }`. The brackets hold type parameters and may be empty; after a `;` they may
+/// have a constant of usize, as in `[T: Bound; const N]`. Functions that the body calls must be
+/// `#[inline(always)]`, or they stay at the plain level.
 macro_rules! multiversion {
     (
         $(#[$meta:meta])*
