@@ -386,7 +386,10 @@ def run(search, case):
     if status == 0:
         print(f"    passed in {seconds:.0f} s", flush=True)
         return True
-    print("\n".join(text.splitlines()[-60:]))
+    lines = text.splitlines()
+    # Stacks after it may be longer than the end that is shown: those of a fuzz target are.
+    panics = [line for before, line in zip(["", *lines], lines[:-60]) if "panicked at" in before + line]
+    print("\n".join([*panics[:20], *lines[-60:]]))
     print(f"    FAILED after {seconds:.0f} s: exit status {status}\n    alone: launch/search --case {shlex.quote(case)}", flush=True)
     return False
 
