@@ -12,7 +12,8 @@ use super::{Stats, Step, check_shards, stats};
 use crate::error::Result;
 
 impl Step {
-    /// Outputs for held-out rows count as clipped to these ranges, one for each, as predictions are.
+    /// Outputs for held-out rows count as clipped to these ranges, one for each, as predictions
+    /// are.
     pub(crate) fn clip_outputs(&mut self, ranges: Vec<[f32; 2]>) {
         self.output_ranges = ranges;
     }

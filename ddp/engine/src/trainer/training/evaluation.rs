@@ -124,7 +124,8 @@ impl TrainingRun<'_> {
         };
         let totals = &self.rank_run.totals;
         let best = totals.best;
-        // What a checkpoint keeps of the best evaluation tells the score where a resume has lost it.
+        // What a checkpoint keeps of the best evaluation tells the score where a resume has lost
+        // it.
         let kept = match &*others.figure {
             "accuracy" => best.and_then(|best| best.accuracy),
             "r2" => best
