@@ -494,7 +494,7 @@ class Run:
             raise ValueError(f"data: expected a column for each feature, got an array of shape {table.shape}")
         names = [labels] if isinstance(labels, (str, int)) else labels if _are_names(labels, table) else []
         whole = score(data, labels)
-        read = {plan["name"] for plan in self._state()["plan"].get("columns") or []}
+        read = {plan["name"] for plan in self._state().get("plan", {}).get("columns") or []}
         columns = range(table.shape[1]) if frame is None else [name for name in frame.columns if name not in names]
         # Others may be in a frame, as predictions.
         columns = [name for name in columns if str(name) in read] or columns
