@@ -199,8 +199,10 @@ fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
         .env("DDP_TEST_FAULT", &format!("{rank}:{place}:7:{kind}"))
         .run();
     let steps = folder.metrics_log().of_steps("step");
+    // While another rank fails, rank 0 may log one more, or may not have logged the sixth one yet.
+    let least = if rank == 0 { 6 } else { 5 };
     assert!(
-        steps.starts_with(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) && steps.len() <= 7,
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].starts_with(&steps) && steps.len() >= least,
         "{steps:?}: {ended}"
     );
     assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
