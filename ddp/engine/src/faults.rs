@@ -117,7 +117,8 @@ static STEP: AtomicU64 = AtomicU64::new(0);
 
 static HAS_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// The faults of this rank, or the first text that is none: a test of it would test nothing.
+/// The faults of this rank, or the first text that names no fault. Without the fault, the test that
+/// asked for it would pass whatever happens.
 fn read_faults() -> Result<&'static [InjectedFault], &'static str> {
     static FAULTS: OnceLock<Result<Vec<InjectedFault>, String>> = OnceLock::new();
     if !ARE_BUILT_IN {

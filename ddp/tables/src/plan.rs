@@ -178,7 +178,9 @@ impl SurveyedColumn {
         }
         if 2 * self.iso_dates > self.texts {
             let others = cells - self.iso_dates.min(cells);
-            return Fate::LeftOut(format!("dates, but {others} of {cells} cells are none"));
+            return Fate::LeftOut(format!(
+                "dates, but {others} of {cells} cells hold something else"
+            ));
         }
         if 2 * self.dates > self.texts {
             let form = "dates in a form that may mean several days; write them as 2026-11-22";
@@ -193,7 +195,7 @@ impl SurveyedColumn {
         if are_mixed && numbers.is_none_or(|numbers| numbers.len() > MIXED_NUMBERS_MAX) {
             return Fate::Refused;
         }
-        // Of many numbers among texts none is common.
+        // Where numbers are many, all of them share `(other)`.
         let Some(values) = self.all_values().or_else(|| self.values.clone()) else {
             return Fate::LeftOut(format!("more than {NAMED_VALUES_MAX} different texts"));
         };

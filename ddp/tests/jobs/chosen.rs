@@ -288,4 +288,34 @@ fn errors_are_of_predictions_that_are_clipped() {
         .alone("eval --checkpoint OUT --data far.csv --labels y")
         .run();
     ended.assert_well();
+    let during = with_table("chosen-far-during", 150);
+    fs::copy(folder.path().join("far.csv"), during.path().join("far.csv")).unwrap();
+    let words = format!("{RUN} --val-data far.csv --steps 20");
+    during.alone(&words).run().assert_well();
+    let losses: Vec<f64> = during
+        .metrics_log()
+        .all("eval")
+        .iter()
+        .map(|it| number(it, "loss"))
+        .collect();
+    // A clipped prediction is at most the range of the labels away: a few of their deviations.
+    assert!(
+        !losses.is_empty() && losses.iter().all(|loss| *loss < 100.0),
+        "{losses:?}"
+    );
+}
+
+#[test]
+fn a_rare_label_far_from_all_others_is_warned_of() {
+    let folder = Folder::new("chosen-mark");
+    let rows = (0..400).map(|row| match row % 50 {
+        7 => format!("{row}.5,99\n"),
+        _ => format!("{row}.5,{}\n", row % 3),
+    });
+    let rows: String = rows.collect();
+    fs::write(folder.path().join("t.csv"), format!("x,y\n{rows}")).unwrap();
+    let ended = folder.alone("--data t.csv --labels y --dry-run").run();
+    ended.assert_well();
+    let said = "99 is the label of 8 rows, far from all others";
+    assert!(ended.stderr.contains(said), "{ended}");
 }

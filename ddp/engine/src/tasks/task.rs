@@ -29,7 +29,7 @@ pub trait Task: Debug + Send + Sync {
         &[]
     }
 
-    /// Refuses values of its own settings that do not fit.
+    /// Refuses values of these settings that do not fit the data.
     fn check_values(&self, _options: &LossOptions, _data: &str) -> Result<()> {
         Ok(())
     }

@@ -22,7 +22,7 @@ pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<Kind> {
     kinds
 }
 
-/// The kind of what is made of these element by element.
+/// The kind of the result of an elementwise operation on inputs of these kinds.
 pub(super) fn mixed(of: &[Option<Kind>]) -> Kind {
     let of = of.iter().flatten();
     let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(it));

@@ -150,7 +150,7 @@ impl PassPlan {
     }
 }
 
-/// References to tensors; to `any` where there is none.
+/// A reference to each tensor, or to `any` where one is missing.
 fn of_all<'a>(all: &'a [Option<Tensor>; INPUTS_MAX], any: &'a Tensor) -> [&'a Tensor; INPUTS_MAX] {
     all.each_ref().map(|it| it.as_ref().unwrap_or(any))
 }

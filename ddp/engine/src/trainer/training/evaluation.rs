@@ -124,8 +124,7 @@ impl TrainingRun<'_> {
         };
         let totals = &self.rank_run.totals;
         let best = totals.best;
-        // What a checkpoint keeps of the best evaluation tells the score where a resume has lost
-        // it.
+        // After a resume the score follows from what the checkpoint keeps of the best evaluation.
         let kept = match &*others.figure {
             "accuracy" => best.and_then(|best| best.accuracy),
             "r2" => best
