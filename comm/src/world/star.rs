@@ -21,6 +21,8 @@ use crate::transport::tcp::{self, Acceptor, JobKey, Joined, Mesh, MeshChannel, S
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
+/// How long ranks that cannot reach each other may take at least, beyond the timeout, to say so.
+const CONFESSION_MAX: Duration = Duration::from_secs(15);
 /// How long rank 0 may take to tell the others that it gives up, and to report it.
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
 /// When a rank has ended, a launcher ends the others within this time (3 s for our own).
@@ -149,13 +151,21 @@ impl Star {
         self.mesh
     }
 
+    /// How long rank 0 waits for the others. Once it is connected with all, some of them may not
+    /// hear each other: it gives them time to say so, since it would name both.
+    fn limit(&self) -> Duration {
+        match (&self.client, &self.mesh) {
+            (Some(_), Some(_)) => self
+                .timeout
+                .saturating_add(self.timeout.max(CONFESSION_MAX)),
+            _ => self.timeout,
+        }
+    }
+
     /// Rank 0's part: the values of all ranks, which it sends to all.
     fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
-        let client = self.client.clone();
-        // A rank that cannot reach another one names it first: this one would name both.
-        let more = patience(usize::from(client.is_some() && self.mesh.is_some()));
-        let limit = self.timeout.saturating_add(more);
+        let (client, limit) = (self.client.clone(), self.limit());
         let has_come = wait_for(limit, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
                 *value = value.take().or_else(|| socket.take());
@@ -219,7 +229,7 @@ impl Star {
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
         let client = self.client.clone();
-        let limit = self.timeout.saturating_add(patience(rank));
+        let limit = self.limit().saturating_add(patience(rank));
         let done = wait_for(limit, &mut self.sockets, |sockets| {
             while answers.len() < 1 + size
                 && let Some(answer) = sockets[0].take()
@@ -299,11 +309,15 @@ impl Meeting for Star {
     }
 
     fn messages(&mut self, placement: &Placement, names: &[&str]) -> Result<Comm> {
-        let mesh = match &self.mesh {
-            Some(mesh) => Arc::clone(mesh),
-            None => Arc::new(self.connect_hosts(placement, names)?),
-        };
+        if let Some(mesh) = &self.mesh {
+            return Ok(Comm::Tcp(MeshChannel::new(mesh)));
+        }
+        let mesh = Arc::new(self.connect_hosts(placement, names)?);
         self.mesh = Some(Arc::clone(&mesh));
+        if self.client.is_some() {
+            // None goes on before all are connected: it would wait for two that are not.
+            self.exchange(&Value::Null)?;
+        }
         Ok(Comm::Tcp(MeshChannel::new(&mesh)))
     }
 }

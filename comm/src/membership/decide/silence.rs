@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Decision, ENDING, NOT_HEARD};
 use crate::error::{EXIT_PEER_LOST, RankList, Seconds};
+use crate::membership::state::GenerationRank;
 
 /// How long ranks may take at least to meet for the first time.
 const FIRST_MEETING: Duration = Duration::from_secs(60);
@@ -17,12 +18,19 @@ pub(super) const NO_PROGRESS: &str = "killed because it showed no progress";
 
 impl Decision<'_> {
     /// `by` does not hear these ranks, and the generation is over. Of ranks that miss each other
-    /// the first word counts.
+    /// the first word counts, even if others have left before they heard it.
     pub(super) fn leave_out(&mut self, by: usize, mut missing: Vec<usize>, have_met: bool) {
         missing.retain(|&rank| {
-            rank < self.state.ranks.len() && self.state.is_member(rank) && !self.waits(rank)
+            // One that waits is not what calls hung on. One that could not connect may wait by now.
+            rank < self.state.ranks.len()
+                && self.state.is_member(rank)
+                && !(have_met && self.waits(rank))
         });
-        if self.state.over_since.is_some() || missing.is_empty() {
+        let is_lost = |it: &GenerationRank| {
+            let process = self.state.ranks[it.rank].process.as_ref();
+            process.is_none_or(|now| now.number != it.process || now.killed.is_some())
+        };
+        if self.state.members.iter().any(is_lost) || missing.is_empty() {
             return;
         }
         let is_stopped = |rank: &usize| self.is_stopped(*rank);
@@ -55,7 +63,9 @@ impl Decision<'_> {
             }
         }
         missing.iter().for_each(|&rank| self.kill(rank, why));
-        self.end_generation("one of its ranks does not hear another");
+        if self.state.over_since.is_none() {
+            self.end_generation("one of its ranks does not hear another");
+        }
     }
 
     /// A rank that is lost may be the reason why new ones of its generation could not connect.

@@ -159,6 +159,23 @@ fn one_that_comes_twice_and_cannot_connect_stays_out() {
     assert_eq!(job.starts(), [1]);
 }
 
+/// A rank that cannot connect closes its sockets: others may leave, and be heard, before its word.
+#[test]
+fn a_word_about_one_that_cannot_connect_counts_after_others_have_left() {
+    for leave in [vec![0], vec![2], vec![0, 2]] {
+        let mut job = trains(&[1, 2, 3]);
+        come_again_of_three(&mut job, 20);
+        job.at_s(6);
+        leave.iter().for_each(|&rank| job.waits(rank));
+        job.misses(2, &[1], false);
+        assert_eq!(job.kills(), [1], "{leave:?}");
+        assert_eq!(job.state.ranks[1].unconnected, 1, "{leave:?}");
+        // Nor is another one lost for a second word.
+        job.misses(0, &[1, 2], false);
+        assert_eq!(job.kills(), [0; 0], "{leave:?}");
+    }
+}
+
 #[test]
 fn that_one_could_not_connect_does_not_count_if_another_hung() {
     let mut job = trains(&[1, 2, 3]);
