@@ -28,10 +28,7 @@ fn device(world: &World) -> Device {
 pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
     match *words {
         ["operations"] => operations(world),
-        ["misuse"] => misuse(world),
         ["graphs"] => graphs(world),
-        ["rings"] => rings(world),
-        ["agree"] => agree(world),
         ["never", rank] => never(world, rank),
         ["stops", "joining", rank] => stops_joining(world, rank),
         ["idle"] => idle(world),
@@ -40,7 +37,6 @@ pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
         ["early"] => early(world),
         ["outlive"] => outlive(world),
         ["steps"] => steps_until_told(world),
-        ["uncaptured"] => uncaptured(world),
         ["fault", kind, rank, how] => {
             fault(world, kind, rank.parse().unwrap_or(0), how == "captured")
         }
@@ -57,50 +53,6 @@ fn numbers<T: Element>(rank: usize, count: usize) -> Vec<T> {
 
 fn tensor<T: Element>(rank: usize, count: usize, name: &str, device: Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(&numbers::<T>(rank, count), &[count], device)?.named(name))
-}
-
-/// Calls that are refused, and their errors.
-fn misuse(world: &World) -> Result<()> {
-    let device = device(world);
-    let (gpus, hosts) = (world.gpu_group("gpus", device)?, world.group("hosts")?);
-    let (there, here) = (
-        tensor::<f32>(0, 8, "there", device)?,
-        tensor::<f32>(0, 8, "here", Device::Cpu)?,
-    );
-    let (of_gpu, of_host) = (
-        Stream::default_of(device)?,
-        Stream::default_of(Device::Cpu)?,
-    );
-    for (name, outcome) in [
-        (
-            "gpu to hosts",
-            hosts.all_reduce(&there, Reduce::Sum, &of_gpu),
-        ),
-        (
-            "host to gpus",
-            gpus.all_reduce(&here, Reduce::Sum, &of_host),
-        ),
-        ("largest", gpus.all_reduce(&there, Reduce::Max, &of_gpu)),
-        (
-            "bytes",
-            gpus.all_reduce(
-                &Tensor::zeros(&[8], DType::U8, device)?,
-                Reduce::Sum,
-                &of_gpu,
-            ),
-        ),
-        (
-            "group of a cpu",
-            world.gpu_group("none", Device::Cpu).map(drop),
-        ),
-    ] {
-        let error = outcome.expect_err(name);
-        tell(name, format!("{} {error}", error.exit_code()));
-    }
-    // None of these counted as a call.
-    gpus.all_reduce(&there, Reduce::Sum, &of_gpu)?;
-    assert_eq!(there.to_vec::<f32>()?[1], 7.0 * world.size() as f32);
-    world.barrier()
 }
 
 /// Buckets as a step reduces them.
@@ -191,76 +143,30 @@ fn graphs(world: &World) -> Result<()> {
     let all = world.all_gather_bytes(&bytes)?;
     assert!(all.iter().all(|other| *other == all[0]), "ranks differ");
     tell("bits", twox_hash::XxHash3_64::oneshot(&bytes));
-    world.barrier()
-}
-
-/// Messages between neighbours: all at once, and from one to the next.
-fn rings(world: &World) -> Result<()> {
-    let device = device(world);
-    let group = world.gpu_group("ring", device)?;
-    let (rank, size, count) = (world.rank(), world.size(), 70_000);
-    let stream = Stream::new(device)?;
-    stream.scope(|| {
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let (mine, theirs) = (
-            tensor::<f32>(rank, count, "mine", device)?,
-            tensor::<f32>(rank, count, "theirs", device)?,
-        );
-        group.grouped(|| {
-            group.send(&mine, next, &stream)?;
-            group.receive(&theirs, previous, &stream)
-        })?;
-        assert!(theirs.to_vec::<f32>()? == numbers::<f32>(previous, count));
-        // Without a group, as a pipeline does it: the last rank begins by waiting.
-        if rank > 0 {
-            group.receive(&mine, rank - 1, &stream)?;
-        }
-        if rank + 1 < size {
-            group.send(&mine, rank + 1, &stream)?;
-        }
-        assert!(mine.to_vec::<f32>()? == numbers::<f32>(0, count));
-        Ok::<(), ddp_comm::Error>(())
-    })?;
-    // Two streams in one group are refused before anything starts, and leave the group as it was.
-    let other = Stream::new(device)?;
-    let (x, y) = (
-        tensor::<f32>(rank, 8, "x", device)?,
-        tensor::<f32>(rank, 8, "y", device)?,
-    );
-    let error = group.grouped(|| {
-        group.all_reduce(&x, Reduce::Sum, &stream)?;
-        group.all_reduce(&y, Reduce::Sum, &other)
-    });
-    assert!(
-        error
-            .expect_err("two streams")
-            .to_string()
-            .contains("stream: expected that of the first call")
-    );
-    // From one stream to another: the group's own order is kept.
-    group.all_reduce(&x, Reduce::Sum, &stream)?;
-    group.all_reduce(&y, Reduce::Sum, &other)?;
-    other.synchronize()?;
-    stream.synchronize()?;
-    tell("rings", rank);
-    world.barrier()
-}
-
-fn agree(world: &World) -> Result<()> {
-    let (gpus, hosts) = (
-        world.gpu_group("gpus", device(world))?,
-        world.group("hosts")?,
-    );
-    for group in [&gpus, &hosts, &Group::alone()] {
-        assert!(group.all_agree(true)?);
-        assert!(!group.all_agree(false)?);
-        assert_eq!(
-            group.all_agree(world.rank() != 0)?,
-            group.size() == 1 && world.rank() != 0
-        );
+    if world.size() > 1 {
+        works_after_a_capture_that_failed(&captured)?;
     }
-    tell("agree", world.rank());
     world.barrier()
+}
+
+fn works_after_a_capture_that_failed(buckets: &Buckets) -> Result<()> {
+    let device = buckets.stream.device();
+    // Its first use on a stream must wait for earlier work, which a graph cannot.
+    let fresh = Stream::new(device)?.scope(|| tensor::<f32>(0, 100, "fresh", device))?;
+    let error = Graph::capture(&buckets.stream, || {
+        buckets.step()?;
+        buckets.reduce(&fresh)
+    });
+    let error = error.expect_err("memory that a graph cannot wait for");
+    assert!(
+        matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })),
+        "{error}"
+    );
+    assert!(!buckets.group.all_agree(false)?);
+    buckets.step()?;
+    let graph = Graph::capture(&buckets.stream, || buckets.step())?;
+    graph.launch()?;
+    Ok(buckets.stream.synchronize()?)
 }
 
 fn never(world: &World, rank: &str) -> Result<()> {
@@ -359,31 +265,6 @@ fn outlive(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A group works after a call that could not be captured.
-fn uncaptured(world: &World) -> Result<()> {
-    let device = device(world);
-    let (buckets, stream) = (Buckets::new(world, &[1000, 31])?, Stream::new(device)?);
-    buckets.step()?;
-    // Its first use on a stream must wait for earlier work, which a graph cannot.
-    let fresh = stream.scope(|| tensor::<f32>(0, 100, "fresh", device))?;
-    let error = Graph::capture(&buckets.stream, || {
-        buckets.step()?;
-        buckets.reduce(&fresh)
-    });
-    let error = error.expect_err("memory that a graph cannot wait for");
-    assert!(
-        matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })),
-        "{error}"
-    );
-    assert!(!buckets.group.all_agree(false)?);
-    buckets.step()?;
-    let graph = Graph::capture(&buckets.stream, || buckets.step())?;
-    graph.launch()?;
-    buckets.stream.synchronize()?;
-    tell("uncaptured", world.rank());
-    world.barrier()
-}
-
 /// Two groups without calls.
 fn idle(world: &World) -> Result<()> {
     let (first, second) = (
@@ -419,33 +300,19 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
                 ..
             } = &buckets;
             match kind {
-                "count" => {
-                    let longer = tensor::<f32>(0, 1001, "bucket 1", stream.device())?;
+                "skip" => {
                     buckets.reduce(&all[0])?;
-                    buckets.reduce(&longer)?;
+                    buckets.reduce(&all[2])?;
+                    stream.synchronize()?;
+                    // The watch remembers only so many calls: no others follow.
+                    wait_to_be_ended();
                 }
-                "order" => {
-                    buckets.reduce(&all[1])?;
-                    buckets.reduce(&all[0])?;
-                }
-                "skip" => buckets.reduce(&all[0])?,
                 "host" => {
                     buckets.reduce(&all[0])?;
                     stream.synchronize()?;
                     wait_to_be_ended();
                 }
-                "tidy" => {
-                    // Ends in order while the others continue.
-                    stream.synchronize()?;
-                    return Ok(());
-                }
                 _ => commit(world, kind)?,
-            }
-            if ["count", "order", "skip"].contains(&kind) {
-                buckets.reduce(&all[2])?;
-                stream.synchronize()?;
-                // The watch remembers only so many calls: no others follow.
-                wait_to_be_ended();
             }
         }
         step()?;

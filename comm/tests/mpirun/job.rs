@@ -19,8 +19,6 @@ pub(crate) const EXPIRES_MS: u64 = 20_000;
 /// hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(300);
 
-/// Instead of a host's name: ranks that `mpirun` binds to cores, its default.
-pub(crate) const BOUND: &str = "bound";
 /// Instead of a host's name: processes that end, or do nothing, before they start MPI; and one that
 /// stops in it.
 pub(crate) const LEAVES: &str = "leaves";
@@ -40,8 +38,6 @@ pub(crate) struct Job {
 /// A job that runs. Dropped before it has ended, it is killed, with all that it started.
 pub(crate) struct Running {
     mpirun: Child,
-    /// Not for a process that is alone.
-    has_launcher: bool,
     /// None when nothing of the job is left.
     stderr: Option<JoinHandle<String>>,
     folder: PathBuf,
@@ -52,7 +48,6 @@ pub(crate) struct Running {
 pub(crate) struct Ended {
     /// `mpirun`'s exit code; None if a signal ended it before it printed one.
     pub(crate) exit_code: Option<i32>,
-    has_launcher: bool,
     /// What the ranks wrote.
     told: String,
     pub(crate) stderr: String,
@@ -77,10 +72,7 @@ impl Job {
         if unsafe { libc::geteuid() } == 0 {
             command.arg("--allow-run-as-root");
         }
-        command.arg("--oversubscribe");
-        if hosts[0].0 != BOUND {
-            command.args(["--bind-to", "none"]);
-        }
+        command.args(["--oversubscribe", "--bind-to", "none"]);
         let program = std::env::current_exe().expect("this program has a path");
         // Holds the number of the process that leaves, in the job's own folder.
         let leaver = format!("\"${FOLDER}/leaver\"");
@@ -90,7 +82,7 @@ impl Job {
             }
             command.args(["-n", &size.to_string()]);
             match *host {
-                "" | BOUND => {}
+                "" => {}
                 LEAVES => {
                     command.args(["sh", "-c", &format!("echo $$ > {leaver}")]);
                     continue;
@@ -126,23 +118,6 @@ impl Job {
         Job { command }
     }
 
-    /// One process that no launcher starts, with a variable of a scheduler in its environment.
-    pub(crate) fn alone(role: &str, (name, value): (&str, &str)) -> Job {
-        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-        for (name, _) in std::env::vars().filter(|(name, _)| {
-            ["SLURM_", "OMPI_", "PMI"]
-                .iter()
-                .any(|p| name.starts_with(p))
-        }) {
-            command.env_remove(name);
-        }
-        command
-            .env(ROLE, role)
-            .env_remove("RUST_BACKTRACE")
-            .env(name, value);
-        Job { command }
-    }
-
     pub(crate) fn timeout_ms(mut self, timeout_ms: u64) -> Job {
         self.command.env(TIMEOUT_MS, timeout_ms.to_string());
         self
@@ -173,14 +148,12 @@ impl Job {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        let has_launcher = piped.get_program() == "mpirun";
         let mut mpirun = piped.spawn().unwrap_or_else(|error| {
             panic!("cannot start mpirun: {error}. These tests need it while the feature mpi is on: launch/setup installs it.")
         });
         let stderr = Some(reader(mpirun.stderr.take()));
         Running {
             mpirun,
-            has_launcher,
             stderr,
             folder,
         }
@@ -350,7 +323,6 @@ impl Running {
         _ = std::fs::remove_dir_all(&self.folder);
         Ended {
             exit_code: status.code().or_else(|| printed_code(&stderr)),
-            has_launcher: self.has_launcher,
             told,
             stderr,
             ended_at_ms,
@@ -404,10 +376,6 @@ impl Ended {
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
         assert!(!self.told("pid").is_empty(), "{self}");
-        if !self.has_launcher {
-            // It has not started MPI, which would have put something there.
-            return;
-        }
         // Open MPI 4 names jobs by numbers, and has them in the names of its files.
         let name = self.told("job")[0].trim_matches('"');
         let job: u64 = name

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ddp_comm::{Error, Field, Group, NcclChoice, Options, Reduce, Remedy, Result, World};
+use ddp_comm::{Error, Group, NcclChoice, Options, Reduce, Remedy, Result, World};
 use ddp_kernels::dtype::bf16;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::Stream;
@@ -181,18 +181,6 @@ fn play(role: &str, world: &World) -> Result<()> {
         ["sums"] => sums(world),
         ["gpu", ref words @ ..] => gpu_rank::play(words, world),
         ["large"] => large(world),
-        ["disagree", rank] => {
-            let odd = rank == world.rank().to_string();
-            let configuration = format!("seed = 1\nlr = {}\n", if odd { 0.5 } else { 0.1 });
-            world.handshake(&[
-                Field::must_match("the program", "0.2.0", "Install one version."),
-                Field::must_match(
-                    "the configuration",
-                    configuration,
-                    "Give all ranks the same flags.",
-                ),
-            ])
-        }
         ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
         ["late", rank] => {
             world.barrier()?;
@@ -212,10 +200,6 @@ fn play(role: &str, world: &World) -> Result<()> {
             })?;
             // Sleep: now the late rank waits, in `drop`.
             std::thread::sleep(Duration::from_millis(500));
-            Ok(())
-        }
-        ["handled"] => {
-            assert!(ddp_kernels::panics::caught(|| panic!("handled")).is_none());
             Ok(())
         }
         // Finishes its work like the others, but never ends MPI.
@@ -273,14 +257,6 @@ fn facts(world: &World) -> Result<()> {
             world.transport(),
         ),
     );
-    tell(
-        &format!("share {}", world.rank()),
-        (
-            world.default_threads(),
-            world.core_offset(),
-            world.affinity_note(),
-        ),
-    );
     let hello = world.all_gather_bytes(format!("rank {}", world.rank()).as_bytes())?;
     tell(
         "hello",
@@ -293,6 +269,7 @@ fn facts(world: &World) -> Result<()> {
     world.broadcast_bytes(&mut word, world.size() - 1)?;
     tell("word", String::from_utf8_lossy(&word));
     tell("listening", listening());
+    assert!(ddp_kernels::panics::caught(|| panic!("handled")).is_none());
     world.barrier()
 }
 
@@ -481,14 +458,10 @@ pub(crate) fn raise(signal: i32) {
 pub(crate) fn commit(world: &World, kind: &str) -> Result<()> {
     match kind {
         "panic" => panic!("seven is not a number"),
-        "panic-in-thread" => _ = std::thread::spawn(|| panic!("seven is not a number")).join(),
         "error" => world.fail(&"the loss is not finite", 76),
         "kill" => raise(libc::SIGKILL),
-        "crash" => raise(libc::SIGSEGV),
         "stop" => raise(libc::SIGSTOP),
         "exit" => std::process::exit(0),
-        // Skips a call: the others are one call ahead.
-        "skip" => return world.barrier(),
         "none" | "other" => {}
         _ => panic!("no such fault: {kind}"),
     }

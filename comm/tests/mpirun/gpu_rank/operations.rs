@@ -28,6 +28,12 @@ pub(super) fn operations(world: &World) -> Result<()> {
         Ok::<(), ddp_comm::Error>(())
     })?;
     rounded(world, &group, device)?;
+    if world.size() > 1 {
+        let hosts = world.group("hosts")?;
+        rings(&group, device)?;
+        agree([&group, &hosts, &Group::alone()])?;
+        misuse(world, &group, &hosts, device)?;
+    }
     tell("operations", world.rank());
     group.barrier(&stream)
 }
@@ -134,5 +140,101 @@ fn rounded(world: &World, group: &Group, device: Device) -> Result<()> {
         all.iter().all(|other| *other == all[0]),
         "ranks have other bits"
     );
+    Ok(())
+}
+
+/// Messages between neighbours: all at once, and from one to the next.
+fn rings(group: &Group, device: Device) -> Result<()> {
+    let (rank, size, count) = (group.rank(), group.size(), 70_000);
+    let stream = Stream::new(device)?;
+    stream.scope(|| {
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let (mine, theirs) = (
+            tensor::<f32>(rank, count, "mine", device)?,
+            tensor::<f32>(rank, count, "theirs", device)?,
+        );
+        group.grouped(|| {
+            group.send(&mine, next, &stream)?;
+            group.receive(&theirs, previous, &stream)
+        })?;
+        assert!(theirs.to_vec::<f32>()? == numbers::<f32>(previous, count));
+        // Without a group, as a pipeline does it: the last rank begins by waiting.
+        if rank > 0 {
+            group.receive(&mine, rank - 1, &stream)?;
+        }
+        if rank + 1 < size {
+            group.send(&mine, rank + 1, &stream)?;
+        }
+        assert!(mine.to_vec::<f32>()? == numbers::<f32>(0, count));
+        Ok::<(), Error>(())
+    })?;
+    // Two streams in one group are refused before anything starts, and leave the group as it was.
+    let other = Stream::new(device)?;
+    let (x, y) = (
+        tensor::<f32>(rank, 8, "x", device)?,
+        tensor::<f32>(rank, 8, "y", device)?,
+    );
+    let error = group.grouped(|| {
+        group.all_reduce(&x, Reduce::Sum, &stream)?;
+        group.all_reduce(&y, Reduce::Sum, &other)
+    });
+    let error = error.expect_err("two streams").to_string();
+    assert!(error.contains("stream: expected that of the first call"));
+    // From one stream to another: the group's own order is kept.
+    group.all_reduce(&x, Reduce::Sum, &stream)?;
+    group.all_reduce(&y, Reduce::Sum, &other)?;
+    other.synchronize()?;
+    Ok(stream.synchronize()?)
+}
+
+fn agree(groups: [&Group; 3]) -> Result<()> {
+    for group in groups {
+        assert!(group.all_agree(true)?);
+        assert!(!group.all_agree(false)?);
+        assert!(!group.all_agree(group.rank() != 0)?);
+    }
+    Ok(())
+}
+
+/// Calls that are refused, and their errors.
+fn misuse(world: &World, gpus: &Group, hosts: &Group, device: Device) -> Result<()> {
+    let there = tensor::<f32>(0, 8, "there", device)?;
+    let here = tensor::<f32>(0, 8, "here", Device::Cpu)?;
+    let bytes = Tensor::zeros(&[8], DType::U8, device)?;
+    let of_gpu = Stream::default_of(device)?;
+    let of_host = Stream::default_of(Device::Cpu)?;
+    for (outcome, expected) in [
+        (
+            hosts.all_reduce(&there, Reduce::Sum, &of_gpu),
+            "all_reduce sum: tensor: expected a tensor in host memory, which group hosts is for, got \"there\" f32[8] on cuda:",
+        ),
+        (
+            gpus.all_reduce(&here, Reduce::Sum, &of_host),
+            "which group gradients is for, got \"here\" f32[8] on cpu",
+        ),
+        (
+            gpus.all_reduce(&there, Reduce::Max, &of_gpu),
+            "all_reduce max: reduction: expected sum, on GPUs, got max",
+        ),
+        (
+            gpus.all_reduce(&bytes, Reduce::Sum, &of_gpu),
+            "all_reduce sum: tensor: expected f32, bf16, f64 or i64",
+        ),
+        (
+            world.gpu_group("none", Device::Cpu).map(drop),
+            "gpu_group: device: expected a GPU, got cpu",
+        ),
+    ] {
+        let error = outcome.expect_err(expected);
+        let text = error.to_string();
+        assert!(
+            text.contains(expected) && text.contains("operations.rs:"),
+            "{text}"
+        );
+        assert_eq!(error.exit_code(), 70, "{text}");
+    }
+    // None of these counted as a call.
+    gpus.all_reduce(&there, Reduce::Sum, &of_gpu)?;
+    assert_eq!(there.to_vec::<f32>()?[1], 7.0 * world.size() as f32);
     Ok(())
 }
