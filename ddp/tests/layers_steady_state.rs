@@ -5,11 +5,12 @@
 use counting::allocations;
 use ddp::models::Model;
 use ddp::nn::{
-    Activate, CrossEntropy, Dropout, Init, Linear, Loss, LossFormula, Module, Mse, Pass,
-    PassOptions, Residual, Saved, Scope, Scratch, Sequential, Tie, Var,
+    self, Activate, CrossEntropy, Dropout, Embedding, Init, Linear, Loss, LossFormula, Module, Mse,
+    Pass, PassOptions, Residual, Rope, Saved, Scope, Scratch, SelfAttention, Sequential, Tie, Var,
 };
 use ddp::optim::{Clip, Optimizer, Rule};
 use ddp::params::ParamId;
+use ddp_kernels::ops::Activation;
 use ddp_kernels::transfer::{Phase, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Random, Tensor, memory, ops};
 
@@ -23,6 +24,8 @@ const ROWS: usize = 48;
 const INPUTS: usize = 40;
 const WIDTH: usize = 64;
 const CLASSES: usize = 10;
+/// Of a row of the transformer.
+const TOKENS: usize = 12;
 
 /// A model in training with everything made once, and the addresses its passes saw.
 struct Training {
@@ -77,10 +80,42 @@ fn layers() -> Sequential {
         .then(Linear::new(CLASSES))
 }
 
+/// A transformer's block.
+#[derive(Debug)]
+struct Block;
+
+impl Module for Block {
+    fn forward(&self, m: &mut Scope<'_>, x: &Var) -> Var {
+        let rope = Rope::new(ops::rope_frequencies(WIDTH / 4, 1e4).unwrap(), 1.0);
+        let attention = SelfAttention::causal(WIDTH, 4, 1, [&Linear::new; 2]).rotary(rope);
+        let normed = m.layer_norm("norm_1", x);
+        let x = x + m.layer("attention", &normed, attention);
+        let normed = m.rms_norm("norm_2", &x);
+        let up = m.linear("up", &normed, 2 * WIDTH);
+        x + m.linear("down", &up.gated(nn::Gate::Swiglu), WIDTH)
+    }
+}
+
+fn transformer() -> Sequential {
+    Sequential::new()
+        .then(Embedding::new(CLASSES, WIDTH).with_positions(TOKENS))
+        .then(Block)
+        .then(Block)
+        .then(Activate::new(Activation::ReluSquared))
+        .then(Linear::new(CLASSES))
+}
+
 impl Training {
-    fn new(loss: Box<dyn Loss>, targets: Tensor, rule: Rule) -> Training {
+    fn new(
+        layers: Sequential,
+        x: Tensor,
+        loss: Box<dyn Loss>,
+        targets: Tensor,
+        rule: Rule,
+    ) -> Training {
+        let (layers, row_shape) = (Box::new(layers), &x.shape()[1..]);
         let frozen = |name: &str| name == "0.bias";
-        let model = Model::new(Box::new(layers()), &[INPUTS], DType::F32, CPU, 1, &frozen).unwrap();
+        let model = Model::new(layers, row_shape, DType::F32, CPU, 1, &frozen).unwrap();
         Training {
             optimizer: Optimizer::new(rule, &model.params).unwrap(),
             clip: Clip::new(1.0, &model.params).unwrap(),
@@ -92,7 +127,7 @@ impl Training {
             position: Tensor::zeros(&[2], DType::I64, CPU).unwrap(),
             bad_step: Tensor::zeros(&[1], DType::I64, CPU).unwrap(),
             step: Tensor::ones(&[1], DType::I64, CPU).unwrap(),
-            x: Tensor::randn(&[ROWS, INPUTS], DType::F32, CPU, &mut Random::new(2)).unwrap(),
+            x,
             targets,
             steps: 0,
             addresses: [0; 2],
@@ -185,14 +220,12 @@ fn heap_count(mut body: impl FnMut()) -> u64 {
 
 #[test]
 fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
-    let labels = Tensor::randint(
-        CLASSES as u32,
-        &[ROWS],
-        DType::I64,
-        CPU,
-        &mut Random::new(3),
-    )
-    .unwrap();
+    let classes = |shape: &[usize], seed: u64| {
+        let mut random = Random::new(seed);
+        Tensor::randint(CLASSES as u32, shape, DType::I64, CPU, &mut random).unwrap()
+    };
+    let labels = classes(&[ROWS], 3);
+    let x = Tensor::randn(&[ROWS, INPUTS], DType::F32, CPU, &mut Random::new(2)).unwrap();
     let class_weights = Some(Tensor::ones(&[CLASSES], DType::F32, CPU).unwrap());
     let weighted = CrossEntropy {
         label_smoothing: 0.1,
@@ -215,8 +248,15 @@ fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
         (Box::new(Mse), numbers.clone(), Rule::sgd(0.0)),
         (Box::new(Mse), numbers, Rule::muon()),
     ];
-    for (loss, targets, rule) in cases {
-        let mut training = Training::new(loss, targets, rule);
+    let of_layers = cases.map(|(loss, targets, rule)| {
+        let training = Training::new(layers(), x.clone(), loss, targets, rule);
+        (training, rule)
+    });
+    let tokens = [6, 7].map(|seed| classes(&[ROWS / TOKENS, TOKENS], seed));
+    let [x, next] = tokens;
+    let (loss, rule) = (Box::new(CrossEntropy::default()), Rule::adamw());
+    let of_tokens = Training::new(transformer(), x, loss, next, rule);
+    for (mut training, rule) in of_layers.into_iter().chain([(of_tokens, rule)]) {
         training.step();
         let before = memory::stats(CPU);
         let scratch_bytes = training.scratch.bytes();
