@@ -9,7 +9,7 @@ use ddp::nn::{Scope, SelfAttention, Sequential, Var};
 use ddp_kernels::ops::Attention;
 use ddp_kernels::{DType, Device, Random, Tensor};
 
-use crate::golden_formulas::CASES;
+use crate::formulas::CASES;
 use crate::support::pass::in_pass;
 
 /// An output for `x`.

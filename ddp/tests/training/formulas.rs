@@ -1,19 +1,6 @@
-//! Modules against PyTorch's autograd in f64: tests/peers/formulas_torch.py made
-//! golden/formulas.json.
+//! Formulas in which every operation occurs.
 
-use ddp::models::Model;
-use ddp::nn::{Convolution, Formula, Init, Scope, Var};
-use ddp::params::ParamId;
-use ddp_kernels::{DType, Device, Tensor};
-use serde_json::Value;
-
-use crate::golden_layers::numbers;
-
-use crate::support::pass::in_pass;
-
-const CPU: Device = Device::Cpu;
-const ROWS: usize = 3;
-const SCALES: [f64; 3] = [2.0, 16.0, 512.0];
+use ddp::nn::{Convolution, Init, Scope, Var};
 
 fn w(m: &mut Scope<'_>, shape: &[usize]) -> Var {
     m.parameter("w", shape, Init::Constant(0.0))
@@ -129,59 +116,3 @@ pub(crate) const CASES: [Case; 42] = [
     }),
     ("group_norm", &[4, 3, 2], |m, x| m.group_norm("w", x, 2)),
 ];
-
-/// The output, and the gradients of the input and of `w`.
-fn passed(case: &Case, scale: f64) -> [Vec<f64>; 3] {
-    let layer = Box::new(Formula(case.2));
-    let model = Model::new(layer, case.1, DType::F64, CPU, 1, &|_| false).unwrap();
-    let value = model.params.value(ParamId(0));
-    let w = numbers(2.0, 2, value.count());
-    value
-        .copy_from(&Tensor::from_slice(&w, value.shape(), CPU).unwrap())
-        .unwrap();
-    let shape: Vec<usize> = [ROWS].iter().chain(case.1).copied().collect();
-    let count = shape.iter().product();
-    let x = Tensor::from_slice(&numbers(scale, 1, count), &shape, CPU).unwrap();
-    in_pass(&model, true, |mut pass| {
-        let y = model.forward(&mut pass, &x).unwrap();
-        let dy = numbers(2.0, 3, y.count());
-        let dy = Tensor::from_slice(&dy, y.shape(), CPU).unwrap();
-        let dx = model.backward_to_input(&mut pass, &dy).unwrap().unwrap();
-        let dw = model.params.gradient(ParamId(0)).unwrap();
-        [&y, &dx, dw].map(|tensor| tensor.to_vec().unwrap())
-    })
-}
-
-#[test]
-fn outputs_and_gradients_are_pytorch_s() {
-    let golden: Value = serde_json::from_str(include_str!("../golden/formulas.json")).unwrap();
-    assert_eq!(golden.as_object().unwrap().len(), CASES.len());
-    for case in &CASES {
-        for (at, scale) in SCALES.into_iter().enumerate() {
-            let expected = &golden[case.0][at];
-            for (name, got) in ["y", "dx", "dw"].into_iter().zip(passed(case, scale)) {
-                let expected = expected[name].as_array().unwrap();
-                assert_eq!(expected.len(), got.len(), "{} {name}", case.0);
-                let number = |it: &Value| {
-                    it.as_f64()
-                        .unwrap_or_else(|| it.as_str().unwrap().parse().unwrap())
-                };
-                let size = expected
-                    .iter()
-                    .map(number)
-                    .filter(|it| it.is_finite())
-                    .fold(1.0, |a: f64, b| a.max(b.abs()));
-                for (index, (got, expected)) in got.into_iter().zip(expected).enumerate() {
-                    let expected = number(expected);
-                    let is_same = got == expected || got.is_nan() && expected.is_nan();
-                    let bound = 1e-11 * expected.abs().max(1.0) + 1e-15 * size;
-                    assert!(
-                        is_same || (got - expected).abs() < bound,
-                        "{} at scale {scale}: {name}[{index}] is {got}, in PyTorch {expected}",
-                        case.0
-                    );
-                }
-            }
-        }
-    }
-}
