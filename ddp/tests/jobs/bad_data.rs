@@ -7,7 +7,7 @@ use crate::resuming::job;
 use crate::support::job::{Ended, Folder, all_at_once};
 
 /// Files that cannot be trained on: their contents, the value of `--data`, the exit code, and what
-/// the message must name.
+/// the message must name. More of tables: ddp/tables/src/tests/refused.rs.
 type Bad = (Files, &'static str, i32, &'static [&'static str]);
 
 fn bad() -> Vec<Bad> {
@@ -277,41 +277,6 @@ fn bad() -> Vec<Bad> {
             &["d.csv", "line 3", "b"],
         ),
         (
-            table("a,b,kind\n1,2,0\n3,4,1\nx,4,1\n"),
-            "d.csv",
-            65,
-            &["d.csv", "a", "x"],
-        ),
-        (
-            table("a,b,kind\n1,2,0\n3,nan,1\n"),
-            "d.csv",
-            65,
-            &[
-                "d.csv",
-                "missing cells in 1 column: \"b\" (1, the first in line 3)",
-            ],
-        ),
-        (
-            table("a,b,kind\n1,2,0\n3,4\n"),
-            "d.csv",
-            65,
-            &["d.csv", "line 3"],
-        ),
-        (table("a,b,kind\n"), "d.csv", 65, &["d.csv"]),
-        (table(""), "d.csv", 65, &["d.csv"]),
-        (
-            table("a,b,kind\n1,2,0\n3,4,1\n"),
-            "d.csv --labels sort",
-            65,
-            &["d.csv", "sort"],
-        ),
-        (
-            table("a,a,kind\n1,2,0\n3,4,1\n"),
-            "d.csv",
-            65,
-            &["d.csv", "a"],
-        ),
-        (
             table("a,b,kind\n1,2,0\n3,4,1\n"),
             "d.csv#a,a",
             65,
@@ -479,9 +444,13 @@ fn ranks_whose_files_differ_say_in_what() {
     });
 }
 
-/// Each of the bad files is refused in a job of this many ranks, before anything is begun.
-fn assert_bad_files_are_refused(ranks: usize, bad: Vec<Bad>) {
-    all_at_once(bad, |(files, data, code, named)| {
+/// A few are refused by two ranks, with one voice.
+#[test]
+fn what_is_wrong_with_files_is_named_once_and_nothing_is_begun() {
+    let of_ranks = ddp_testing::cases_of("bad files for two ranks", bad(), 4);
+    let jobs = bad().into_iter().map(|bad| (1, bad));
+    let jobs = jobs.chain(of_ranks.into_iter().map(|bad| (2, bad)));
+    all_at_once(jobs, |(ranks, (files, data, code, named))| {
         let folder = Folder::new("bad");
         for (name, bytes) in files {
             write(&folder, name, bytes);
@@ -490,17 +459,6 @@ fn assert_bad_files_are_refused(ranks: usize, bad: Vec<Bad>) {
         assert_names(&ended, code, data, named);
         assert!(!folder.out().exists(), "nothing was begun: {ended}");
     });
-}
-
-#[test]
-fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
-    assert_bad_files_are_refused(1, bad());
-}
-
-#[test]
-fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
-    let some = ddp_testing::cases_of("bad files for two ranks", bad(), 16);
-    assert_bad_files_are_refused(2, some);
 }
 
 #[track_caller]

@@ -394,29 +394,6 @@ fn a_nan_loss_leaves_earlier_checkpoints_intact() {
 }
 
 #[test]
-fn the_newest_are_kept_and_the_best() {
-    let folder = Folder::new("keep");
-    // It learns at first, and is driven away when the rate has risen.
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 24 --eval-every 3 --checkpoint-every 3 --keep 2 \
-                 --optimizer sgd --momentum 0 --lr 30 --warmup-steps 24 --out OUT";
-    folder.together(words).run().assert_well();
-    let log = folder.metrics_log();
-    let evals: Vec<(f64, u64)> = log
-        .all("eval")
-        .into_iter()
-        .map(|eval| (number(eval, "loss"), number(eval, "step") as u64))
-        .collect();
-    let best = evals
-        .iter()
-        .copied()
-        .min_by(|a, b| a.0.total_cmp(&b.0))
-        .unwrap()
-        .1;
-    assert!(best < 21, "the last are not the best: {evals:?}");
-    assert_eq!(saved(&folder), [best, 21, 24], "{evals:?}");
-}
-
-#[test]
 fn the_best_model_is_written_before_a_checkpoint_that_names_it_and_others_are_not() {
     let folder = Folder::new("best");
     let words = "--data synthetic:classification,classes=2,features=6,rows=120,held-out=90,noise=2 --hidden 32 \

@@ -1,5 +1,7 @@
 //! OUT/metrics.jsonl as documented: which events, in which order, with which fields.
 
+use std::sync::OnceLock;
+
 use ddp::models::ModelSpec;
 use ddp::models::mlp::MlpSpec;
 
@@ -15,6 +17,12 @@ fn log_of(flags: &str) -> MetricsLog {
     let ended = folder.together(&format!("{data} {flags}")).run();
     ended.assert_well();
     folder.metrics_log()
+}
+
+/// Of a run that several tests look at.
+fn two_epochs() -> &'static MetricsLog {
+    static LOG: OnceLock<MetricsLog> = OnceLock::new();
+    LOG.get_or_init(|| log_of("--epochs 2 --log-every 1 --seed 7 --threads 1"))
 }
 
 /// The events after the start, as `step 1`, without checkpoints: those enter the metrics log when
@@ -85,7 +93,7 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
 
 #[test]
 fn every_event_has_exactly_its_fields() {
-    let log = log_of("--epochs 2 --log-every 1");
+    let log = two_epochs();
     let start = "event time_unix_s config changed versions devices world data fingerprint held_out_fingerprint parameters steps steps_per_epoch initial_weights";
     let step = "event step epoch loss accuracy lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms digests";
     let end = "event time_unix_s outcome reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
@@ -119,7 +127,7 @@ fn every_event_has_exactly_its_fields() {
 
 #[test]
 fn the_start_says_what_runs_where() {
-    let log = log_of("--epochs 2 --seed 7 --threads 1");
+    let log = two_epochs();
     let start = log.start();
     assert_eq!(
         (&start["config"]["seed"], &start["config"]["batch-size"]),
@@ -152,7 +160,7 @@ fn the_start_says_what_runs_where() {
 
 #[test]
 fn the_end_sums_up_what_came_before() {
-    let log = log_of("--epochs 2 --log-every 5");
+    let log = two_epochs();
     let end = log.end().expect("the run came to its end");
     assert_eq!(
         (&end["outcome"], &end["reason"], &end["exit_code"]),

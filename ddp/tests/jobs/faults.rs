@@ -6,6 +6,7 @@
 
 use crate::support::job::{Ended, FAR, Folder, QUICK, all_at_once, host};
 use crate::support::metrics_log::MetricsLog;
+use crate::support::test_name;
 
 const PLACES: [&str; 4] = ["forward", "reduction", "optimizer", "log"];
 /// For ranks that can only be noticed by the deadline.
@@ -42,9 +43,10 @@ fn assert_over(ended: &Ended, exit_code: i32, rank: usize) -> String {
         .to_string()
 }
 
-/// Every place on both ranks of two.
+/// Every place on both ranks of two; three of these eight.
 fn everywhere(check: impl Fn(usize, &str) + Sync) {
     let cases = PLACES.iter().flat_map(|place| [(0, place), (1, place)]);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 3);
     all_at_once(cases, |(rank, place)| check(rank, place));
 }
 
@@ -182,39 +184,6 @@ fn a_fault_on_the_thread_that_reduces_ends_all() {
             );
         },
     );
-}
-
-#[test]
-fn of_three_ranks_the_one_that_failed_is_named() {
-    all_at_once(
-        [("kill", 137, 2), ("panic", 70, 1), ("error", 65, 2)],
-        |(kind, exit_code, rank)| {
-            let (ended, _) = fault(3, rank, "forward", kind, FAR);
-            assert_over(&ended, exit_code, rank);
-        },
-    );
-    let (ended, _) = fault(3, 1, "optimizer", "stop", &format!("--timeout-s {NEAR}"));
-    // Either of the others may be the first to say so.
-    let speaker = if ended.stderr.contains("ddp-train: rank 0") {
-        0
-    } else {
-        2
-    };
-    assert_missed(&ended, 1, speaker, "optimizer");
-}
-
-#[test]
-fn killing_the_launcher_ends_its_ranks() {
-    let folder = Folder::new("launcher");
-    let job = folder.ranks(2, &format!("{QUICK} {FAR}"));
-    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
-    running.wait_for_step_2();
-    running.kill();
-    // Once they are all gone the pipes close; processes that stay fail the job.
-    let ended = running.wait();
-    assert_eq!(ended.signal(), Some(9), "{ended}");
-    assert!(ended.causes().len() <= 1, "{ended}");
-    folder.metrics_log();
 }
 
 /// It was ignored, and the test that named it tested nothing.

@@ -10,7 +10,7 @@ use crate::support::metrics_log::model_bytes;
 fn ranks_on_other_hosts_train_the_bits_of_one_host() {
     let one = Folder::new("hosts-one");
     one.started(3, QUICK).run().assert_well();
-    for hosts in ["far:2,off:1", "localhost:1,far:2", "far:1,localhost:2"] {
+    for hosts in ["far:2,off:1", "far:1,localhost:2"] {
         let folder = Folder::new("hosts-several");
         // What a login shell prints does no harm.
         let ended = folder
@@ -102,17 +102,15 @@ fn a_host_that_cannot_start_ranks_is_named_with_what_to_do() {
 
 #[test]
 fn signals_reach_all_hosts_and_a_second_ctrl_c_ends_at_once() {
-    for (signal, exit_code) in [("TERM", 75), ("INT", 75), ("USR1", 75)] {
-        let folder = Folder::new(&format!("hosts-{signal}"));
-        let mut running = folder
-            .started_on("--hosts far:1,off:1", "", ENDLESS)
-            .start();
-        running.wait_for(STEP_2);
-        running.signal(signal);
-        let ended = running.wait();
-        assert_eq!(ended.exit_code(), Some(exit_code), "{ended}");
-        assert_eq!(folder.checkpoints().len(), 1, "{ended}");
-    }
+    let folder = Folder::new("hosts-stopped");
+    let mut running = folder
+        .started_on("--hosts far:1,off:1", "", ENDLESS)
+        .start();
+    running.wait_for(STEP_2);
+    running.signal("TERM");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    assert_eq!(folder.checkpoints().len(), 1, "{ended}");
     let folder = Folder::new("hosts-twice");
     let job = folder.started_on("--hosts far:1,off:1", "", ENDLESS);
     let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();

@@ -299,21 +299,6 @@ fn a_job_that_is_suspended_and_resumed_loses_nothing() {
     assert_undisturbed(&folder, &ended);
 }
 
-#[test]
-fn an_error_on_one_host_ends_all_and_too_few_ranks_save() {
-    undisturbed();
-    let folder = Folder::new("losing-hosts-too-many");
-    let words = format!("{RUN} --min-ranks 2");
-    let job = folder.started_on("--hosts localhost:1,far:2", "", &words);
-    let faults = "0:forward:5:kill,2:forward:11:kill";
-    let ended = job.env("DDP_TEST_FAULT", faults).run();
-    assert_eq!(ended.exit_code(), Some(77), "{ended}");
-    let saved = folder.checkpoints();
-    assert_eq!(saved.last().unwrap(), "step-00000010", "{ended}");
-    let resumed = folder.started(2, &format!("{RUN} --resume auto")).run();
-    assert_undisturbed(&folder, &resumed);
-}
-
 /// The ports where ranks listen.
 fn ports_of_ranks(running: &Running) -> Vec<u16> {
     let mut inodes = Vec::new();

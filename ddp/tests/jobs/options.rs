@@ -1,7 +1,7 @@
 //! Each flag of training, from the command line to its effect on the metrics log and the model.
 
-use crate::support::job::{Folder, all_at_once};
-use crate::support::metrics_log::{MetricsLog, model, model_bytes, number};
+use crate::support::job::Folder;
+use crate::support::metrics_log::{MetricsLog, model, model_bytes};
 
 /// 8 steps of 32 rows an epoch.
 const GLYPHS: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --log-every 1 --eval-every 0 --out OUT";
@@ -17,12 +17,6 @@ fn run(flags: &str) -> (Folder, MetricsLog) {
     let log = folder.metrics_log();
     assert!(log.losses().iter().all(|loss| loss.is_finite()));
     (folder, log)
-}
-
-/// What a run with these flags saved after its last step, `step`.
-#[track_caller]
-fn saved(flags: &str, step: u64) -> Vec<u8> {
-    model_bytes(&run(flags).0.out(), step)
 }
 
 #[test]
@@ -101,36 +95,6 @@ fn frozen_parameters_are_saved_as_they_began() {
 }
 
 #[test]
-fn class_weights_count_by_their_proportions() {
-    let plain = saved("--epochs 1", 8);
-    // Twos double losses, gradients and their divisor: exactly, as powers of two do.
-    let (ones, twos) = (["1"; 10].join(","), ["2"; 10].join(","));
-    assert!(saved(&format!("--epochs 1 --class-weights {ones}"), 8) == plain);
-    assert!(saved(&format!("--epochs 1 --class-weights {twos}"), 8) == plain);
-    assert!(saved("--epochs 1 --class-weights 1,1,1,1,1,1,1,1,1,5", 8) != plain);
-}
-
-#[test]
-fn smoothing_mixes_two_losses_in_proportion() {
-    let first = |smoothing: &str| {
-        run(&format!("--steps 1 --label-smoothing {smoothing}"))
-            .1
-            .of_steps("loss")[0]
-    };
-    let [none, some, twice] = ["0", "0.125", "0.25"].map(first);
-    // The mean of 32 losses, each below 4 and of about 16 roundings; four such means come in.
-    let bound = f64::from(f32::EPSILON) / 2.0 * 48.0 * 4.0 * 4.0;
-    assert!(
-        (some - none).abs() > 4.0 * bound,
-        "smoothing does something: {none}, {some}"
-    );
-    assert!(
-        (twice - none - 2.0 * (some - none)).abs() <= bound,
-        "{none}, {some}, {twice}"
-    );
-}
-
-#[test]
 fn what_is_for_gpus_changes_nothing_on_the_cpu() {
     let flags = "--share-gpus --devices-per-rank 1 --dtype f32 --data-on-device off --graph off";
     let (plain, asked) = (run("--epochs 1").0, run(&format!("--epochs 1 {flags}")).0);
@@ -163,91 +127,6 @@ fn dropout_without_hidden_layers_is_named_as_ignored() {
         ended.stderr.contains(&told)
     };
     assert!(ignored("0.3", "some") && !ignored("0", "none"));
-}
-
-#[test]
-fn each_optimizer_and_activation_learns() {
-    let learns = "--epochs 6 --seed 3";
-    let cases = [
-        "--optimizer adamw --lr 0.01",
-        "--optimizer adamw --lr 0.01 --beta1 0.8 --beta2 0.99 --eps 1e-6 --weight-decay 0.1 --activation gelu",
-        "--optimizer sgd --lr 0.05",
-        "--optimizer sgd --lr 0.1 --momentum 0 --weight-decay 1e-4 --activation gelu-tanh",
-        "--lr 0.01 --dropout 0.1 --bucket-mb 0.001",
-        "--lr 0.01 --micro-batch 3 --reduce-dtype bf16 --grad-clip 1",
-    ];
-    all_at_once(cases, |flags| {
-        let (_, log) = run(&format!("{learns} {flags}"));
-        let losses = log.of_steps("loss");
-        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-        let (first, last) = (mean(&losses[..8]), mean(&losses[40..]));
-        assert!(last < 0.8 * first, "{flags}: {first} became {last}");
-    });
-}
-
-#[test]
-fn each_schedule_gives_its_learning_rates() {
-    // 20 steps, of which 5 warm up, from 0.01 to 0.002.
-    let (peak, least) = (0.01, 0.002);
-    let part = |step: f64| (step - 5.0) / 15.0;
-    let cosine = |step: f64| {
-        least + (peak - least) * (1.0 + (std::f64::consts::PI * part(step)).cos()) / 2.0
-    };
-    let linear = |step: f64| peak + (least - peak) * part(step);
-    // The last fifth: steps 17 to 20.
-    let wsd = |step: f64| {
-        if step <= 16.0 {
-            peak
-        } else {
-            peak + (least - peak) * (step - 16.0) / 4.0
-        }
-    };
-    let constant = |_: f64| peak;
-    let cases: [(&str, &(dyn Fn(f64) -> f64 + Sync)); 4] = [
-        ("cosine --min-lr 0.002", &cosine),
-        ("linear --min-lr 0.002", &linear),
-        ("wsd --min-lr 0.002", &wsd),
-        ("constant", &constant),
-    ];
-    all_at_once(cases, |(schedule, expected)| {
-        let (_, log) = run(&format!(
-            "--steps 20 --warmup-steps 5 --lr 0.01 --schedule {schedule}"
-        ));
-        for (&rate, step) in log.of_steps("lr").iter().zip(1u32..) {
-            let step = f64::from(step);
-            let expected = if step <= 5.0 {
-                peak * step / 5.0
-            } else {
-                expected(step)
-            };
-            // A few roundings of f64.
-            assert!(
-                (rate - expected).abs() <= 1e-14,
-                "{schedule}, step {step}: {rate} is not {expected}"
-            );
-        }
-    });
-}
-
-#[test]
-fn numbers_are_learned_without_counting_right_answers() {
-    let folder = Folder::new("regression");
-    let words = "--data synthetic:regression,rows=256,held-out=64,features=8,outputs=2 --hidden 16 --batch-size 32 \
-                 --epochs 6 --lr 0.02 --log-every 1 --out OUT";
-    folder.together(words).run().assert_well();
-    let log = folder.metrics_log();
-    assert!(
-        log.all("eval")
-            .iter()
-            .all(|eval| eval["accuracy"].is_null())
-    );
-    assert!(log.end().unwrap()["accuracy"].is_null());
-    let evals: Vec<f64> = log
-        .all("eval")
-        .into_iter()
-        .map(|eval| number(eval, "loss"))
-        .collect();
-    assert!(evals.last() < evals.first(), "{evals:?}");
 }
 
 #[test]

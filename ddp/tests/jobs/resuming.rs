@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::same::{STEPS as CONVEX_STEPS, bound, convex};
+use ddp::data::{self, DataSpec};
+
 use crate::support::job::{Folder, Job, all_at_once};
 use crate::support::metrics_log::{model_bytes, number};
 use crate::support::processes::{at_random, while_nothing_happens};
@@ -111,17 +112,6 @@ const PLACES: [&str; 6] = [
 ];
 
 #[test]
-fn a_single_process_killed_anywhere_resumes_to_the_same_bytes() {
-    let expected = undisturbed(1, SHORT, SHORT_STEPS);
-    for place in PLACES {
-        // Nothing is reduced where there is one rank.
-        if place != "reduction" {
-            assert_survives(1, 0, place, "", &expected);
-        }
-    }
-}
-
-#[test]
 fn the_bar_of_a_resumed_run_begins_at_the_steps_before() {
     let folder = Folder::new("bar");
     let words = "--data glyphs,rows=210,held-out=64 --hidden 8 --batch-size 32 --schedule constant \
@@ -173,27 +163,13 @@ fn a_resumed_step_restores_all_other_state() {
 }
 
 #[test]
-fn zero_ranks_resume_with_their_moments() {
-    all_at_once(
-        [
-            (2, "--zero 1"),
-            (3, "--zero 1 --overlap on --bucket-mb 0.01 --dropout 0.1"),
-        ],
-        |(ranks, flags)| {
-            let expected = undisturbed(ranks, &format!("{SHORT} {flags}"), SHORT_STEPS);
-            assert_survives(ranks, ranks - 1, "optimizer", flags, &expected);
-        },
-    );
-}
-
-#[test]
 fn random_kills_lose_at_most_two_intervals_and_no_bits() {
     const EVERY: u64 = 3;
     let words = "--data glyphs,rows=2048,held-out=64 --hidden 32 --batch-size 256 --dropout 0.1 --steps 240 --log-every 1 --eval-every 50 \
                  --checkpoint-every 3 --threads 1 --out OUT";
     let expected = undisturbed(2, words, 240);
     // Each kill is drawn from its number.
-    let kills = ddp_testing::cases("kills at random moments", 200, 4);
+    let kills = ddp_testing::cases("kills at random moments", 200, 1);
     let mut folder = Folder::new("random");
     let (mut killed, mut early) = (0, 0);
     while killed < kills.len() {
@@ -352,11 +328,70 @@ fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     assert_eq!(ranks, [2.0, 3.0]);
 }
 
+/// A convex problem, so that rounding can be followed: softmax regression by plain gradient
+/// descent. 21 steps, in batches of 31 rows and 24 at an epoch's end, and evaluations of 31 rows.
+const DATA: &str = "synthetic:classification,rows=210,held-out=31,features=8,classes=4";
+const CONVEX_STEPS: usize = 21;
+const RATE: f64 = 0.05;
+
+fn convex(flags: &str) -> String {
+    format!(
+        "--data {DATA} --hidden none --batch-size 31 --epochs 3 --optimizer sgd --momentum 0 --weight-decay 0 \
+         --schedule constant --warmup-steps 0 --lr {RATE} --log-every 1 --out OUT {flags}"
+    )
+}
+
+/// The norm of the longest row of both splits, with a 1 for the bias.
+fn longest_row() -> f64 {
+    let data = data::open(&DATA.parse::<DataSpec>().unwrap()).unwrap();
+    let norms = [data.train, data.held_out].into_iter().flat_map(|split| {
+        (0..split.rows()).map(move |row| {
+            let [x, _] = data::read_rows(&*split, &[row]).unwrap();
+            let x = x.to_vec::<f32>().unwrap();
+            (1.0 + x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>()).sqrt()
+        })
+    });
+    norms.fold(0.0, f64::max)
+}
+
+/// How far the losses of two runs may differ after each number of updates if only rounding differs.
+///
+/// X is the norm of the longest row, W bounds that of the weights, u is a rounding. n roundings in
+/// a row change a sum by n·u times the sum of its terms' magnitudes (n·n·u² is covered by the
+/// slack).
+fn bound(updates: usize) -> f64 {
+    let (x, u) = (longest_row(), f64::from(f32::EPSILON) / 2.0);
+    // The gradient of a row's loss is (p − y)·xᵀ, and no longer than √2·X.
+    let gradient = 2f64.sqrt() * x;
+    // PyTorch's initialisation: 36 values, none beyond 1/√8.
+    let w = (36.0f64 / 8.0).sqrt() + updates as f64 * RATE * gradient;
+    // A step w − rate·∇ moves no two points further apart if rate ≤ 2/L, and L ≤ X²/2 for softmax
+    // regression.
+    assert!(RATE <= 4.0 / (x * x), "{x}");
+    // Outputs are sums of 9 products. Probabilities move no more than outputs, and these round:
+    // differences from the largest (each up to 2·W·X), exponentials, their sum and the division.
+    let outputs = 10.0 * u * w * x;
+    let errors = outputs + (2.0 * w * x + 10.0) * u;
+    // A gradient: each row's error, and sums of up to 31 rows over ranks and micro-batches,
+    // divided.
+    let of_gradient = x * errors + 40.0 * u * gradient;
+    // An update: product and difference.
+    let of_update = RATE * of_gradient + 3.0 * u * (w + RATE * gradient);
+    // A loss: the error of its outputs, its logarithm, and the mean of up to 31, each at most 2·W·X
+    // + ln 4.
+    let of_loss = 2.0 * outputs + 16.0 * u * (2.0 * w * x + 2.0) + 40.0 * u * (2.0 * w * x + 2.0);
+    2.0 * (updates as f64 * of_update * gradient + of_loss)
+}
+
 #[test]
 fn on_other_numbers_of_ranks_losses_are_equal_within_rounding() {
     let one = Folder::new("one");
     one.alone(&convex("")).run().assert_well();
     let expected = one.metrics_log().of_steps("loss");
+    // The bound says something: the loss falls by far more.
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / 7.0;
+    let falls = mean(&expected[..7]) - mean(&expected[14..]);
+    assert!(bound(CONVEX_STEPS) < falls / 10.0, "{falls}");
     let folder = Folder::new("resharded");
     for (ranks, steps, flags) in [
         (4, 8, "--zero 1"),

@@ -251,6 +251,7 @@ fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
     let cases = RANKS
         .iter()
         .flat_map(|&ranks| [("USR1", USR1), ("TERM", "SIGTERM")].map(|signal| (ranks, signal)));
+    let cases = ddp_testing::cases_of("stops during set-up", cases, 2);
     all_at_once(cases, |(ranks, (signal, told))| {
         let folder = Folder::new(&format!("setup-{ranks}-{signal}"));
         let hang = (0..ranks)
@@ -331,19 +332,6 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
             .run()
             .assert_well();
     });
-}
-
-#[test]
-fn the_launcher_forwards_sigusr1_and_ends_with_75() {
-    let expected = undisturbed(2);
-    let folder = Folder::new("mpirun");
-    let running = held(folder.ranks(2, LONG));
-    running.signal("USR1");
-    running.go_on(HELD_AT);
-    let ended = running.wait();
-    assert_eq!(ended.exit_code(), Some(75), "{ended}");
-    let step = stopped_at(&ended, &folder, USR1);
-    assert_goes_on(&folder, 2, step, expected);
 }
 
 #[cfg(feature = "mpi")]

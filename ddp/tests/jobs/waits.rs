@@ -140,10 +140,7 @@ fn ctrl_c_while_ranks_connect_is_answered_before_they_are() {
 #[test]
 fn an_error_names_the_rank_that_it_happened_on() {
     // A file that one rank misses.
-    let cases = [0, 1, 2]
-        .into_iter()
-        .flat_map(|rank| [(rank, 0), (rank, 1)]);
-    all_at_once(cases, |(rank, _)| {
+    all_at_once([0, 2], |rank| {
         let folder = Folder::new("missing");
         let names = ["zero", "one", "two"];
         for (number, name) in names.iter().enumerate() {
