@@ -18,7 +18,7 @@ SLOW = ["jobs", "mpirun", "training"]
 # Programs whose tests all need GPUs: they run on simulated ones.
 NEED_GPUS = ["cuda", "cuda_steady_state", "gpu_threads", "warnings", "faults", "planted", "waits"]
 # Tests of the trainer that need four GPUs, and those that need one.
-ON_FOUR = ["ranks::", "losing::", "zero::", "split::", "golden::four", "orders::with_shards", "orders::split_models"]
+ON_FOUR = ["ranks::", "losing::", "zero::", "split::", "orders::with_shards", "orders::split_models"]
 ON_ONE = ["orders::one_rank"]
 # What runs first; unit tests of libraries are built meanwhile.
 ALL = ["build", "--all-targets"]

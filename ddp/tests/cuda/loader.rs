@@ -577,7 +577,11 @@ fn every_wait_of_the_loader_is_needed() {
     for place in ddp_testing::cases_of("waits of the loader", all, 4) {
         let (scene, numbers) = &numbers[&place];
         let mut noticed = 0;
-        for number in numbers {
+        // The later ones first: see below.
+        for number in numbers.iter().rev() {
+            if noticed > 0 && !ddp_testing::all_cases() {
+                break;
+            }
             let variables = [
                 ("SIMCUDA_IGNORE_WAIT", number.as_str()),
                 ("SIMCUDA_SCHEDULE", "lazy"),
@@ -629,7 +633,7 @@ fn nothing_races_in_any_order() {
         .into_iter()
         .flat_map(|scene| orders.clone().map(move |order| (scene, order)));
     for ((scene, name), (variable, value)) in
-        ddp_testing::cases_of("orders of the loader", cases, 12)
+        ddp_testing::cases_of("orders of the loader", cases, 6)
     {
         let (passed, text) = play("scenario", scene, &[(variable, &value)]);
         assert!(

@@ -115,34 +115,6 @@ fn a_killed_rank_costs_no_bit_in_any_order_of_the_work() {
 }
 
 #[test]
-fn of_two_ranks_and_of_four_all_but_one_can_be_lost() {
-    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
-        return;
-    };
-    undisturbed();
-    let cases = [
-        (2, "1:reduction:12:kill", &[1][..]),
-        (2, "0:forward:4:kill", &[0]),
-        (4, "0:optimizer:13:kill", &[0]),
-        (4, "1:forward:12:kill,3:reduction:14:kill", &[1, 3]),
-        (
-            4,
-            "0:forward:12:kill,1:forward:12:kill,2:forward:12:kill",
-            &[0, 1, 2],
-        ),
-    ];
-    all_at_once(
-        ddp_testing::cases_of(&test_name(), cases, 2),
-        |(ranks, faults, lost)| {
-            let folder = Folder::new("losing-number");
-            let job = job_of(ranks, &folder, "", ranks);
-            let ended = job.env("DDP_TEST_FAULT", faults).run();
-            assert_undisturbed(&folder, &ended, lost);
-        },
-    );
-}
-
-#[test]
 fn slices_of_a_killed_rank_are_kept_by_its_neighbour() {
     let Some(_gpu) = simulated_gpus_of_jobs(4) else {
         return;
@@ -188,7 +160,7 @@ fn an_update_that_all_are_ready_for_is_made_by_ranks_that_come_to_it_late() {
     let cases = cases
         .into_iter()
         .flat_map(|case| [0, 1].map(|seed| (seed, case)));
-    let cases = ddp_testing::cases_of(&test_name(), cases, 2);
+    let cases = ddp_testing::cases_of(&test_name(), cases, 1);
     all_at_once(cases, |(seed, (ranks, lost, late))| {
         let folder = Folder::new("losing-late");
         let late = late.iter().map(|rank| format!("{rank}:agreed:14:work"));
@@ -220,7 +192,7 @@ fn an_update_is_made_by_all_ranks_or_by_none_with_whole_matrices_too() {
     let of = |hidden| faults.map(|faults| (faults, hidden));
     let cases = ["16", "16,16 --optimizer muon"].into_iter().flat_map(of);
     all_at_once(
-        ddp_testing::cases_of(&test_name(), cases, 2),
+        ddp_testing::cases_of(&test_name(), cases, 1),
         |(faults, hidden)| {
             let run = RUN.replace("--hidden 16", &format!("--hidden {hidden}"));
             let folder = Folder::new("losing-update-none");
@@ -394,42 +366,7 @@ fn a_gather_of_a_step_or_for_slices_slice_anew_that_hangs_costs_no_bit_and_no_ra
 }
 
 #[test]
-fn ranks_of_hosts_with_their_own_gpus_are_lost_and_come_back() {
-    let Some(_gpu) = simulated_gpus_of_jobs(4) else {
-        return;
-    };
-    undisturbed();
-    // Each host sees its own GPUs only.
-    let script = "case $host in far) export CUDA_VISIBLE_DEVICES=0,1 ;; *) export CUDA_VISIBLE_DEVICES=2,3 ;; esac";
-    let cases = [
-        ("3:forward:9:kill", &[3][..]),
-        ("0:reduction:9:kill", &[0]),
-        ("2:optimizer:9:kill,3:optimizer:9:kill", &[2, 3]),
-    ];
-    all_at_once(
-        ddp_testing::cases_of(&test_name(), cases, 1),
-        |(faults, ranks)| {
-            let folder = Folder::new("losing-hosts-gpus");
-            let words = format!("{RUN} --min-ranks 1 --restarts 4");
-            let job = folder.started_on("--hosts far:2,off:2", script, &words);
-            let ended = job.on_gpus().env("DDP_TEST_FAULT", faults).run();
-            let log = folder.metrics_log();
-            let lost = log.all("ranks").into_iter();
-            let lost: Vec<_> = lost
-                .flat_map(|event| event["lost"].as_array().unwrap().clone())
-                .collect();
-            for rank in ranks {
-                assert!(
-                    lost.iter().any(|it| it["rank"] == *rank),
-                    "{faults}: {ended}"
-                );
-            }
-            assert_same(&folder, &ended);
-        },
-    );
-}
-
-#[test]
+#[ignore = "launch/search runs it"]
 fn ranks_that_are_killed_at_any_time_come_back_and_change_no_bit() {
     let Some(_gpu) = simulated_gpus_of_jobs(3) else {
         return;

@@ -14,7 +14,6 @@ mod shards;
 mod zero;
 
 mod agree;
-mod bound;
 mod captured;
 #[cfg(feature = "mpi")]
 mod compare;

@@ -189,7 +189,7 @@ fn trained(case: &Case, formula: Of, ranks: usize) -> Vec<Outcome> {
 fn own_modules_learn_as_on_the_cpu_captured_and_eager() {
     let Some(_gpu) = gpu() else { return };
     let all = FORMULAS.into_iter().flat_map(in_each_precision);
-    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 3) {
+    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 2) {
         let case = case(columns);
         let cpu = trained(&case, formula, 1).remove(0);
         let apart_max = if precision == Precision::F32 {
@@ -218,7 +218,7 @@ fn own_modules_have_the_same_bits_on_one_rank_and_two() {
         return;
     };
     let all = FORMULAS.into_iter().flat_map(in_each_precision);
-    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 3) {
+    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 2) {
         let case = Case {
             precision,
             shards: Some(2),

@@ -11,7 +11,7 @@ use crate::{Setup, gpu};
 
 /// Enough for every kind of step to have been captured and launched.
 const WARM_UP: u64 = 16;
-const STEPS: u64 = 20;
+const STEPS: u64 = 10;
 
 /// Everything that a step can have, in epochs of three batches and a short one.
 fn setup() -> Setup {
@@ -48,7 +48,7 @@ fn a_steady_training_makes_no_tensor_on_any_side() {
         // the smallest of several windows counts.
         let mut least = [u64::MAX; 3];
         let mut next = WARM_UP;
-        for _ in 0..8 {
+        for _ in 0..4 {
             let counts = || {
                 [
                     memory::stats(device),

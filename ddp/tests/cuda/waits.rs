@@ -289,7 +289,7 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
 }
 
 /// The places at which waits are left out, unless `DDP_CASES` asks for all.
-const PLACES: usize = 6;
+const PLACES: usize = 3;
 
 /// A place that waits: how often it did, how often a wait was left out, and how often that was
 /// noticed.
