@@ -1,5 +1,5 @@
-//! A step on a GPU computes what it computes on the CPU, to the bit where sums are exact. How far it
-//! may be elsewhere, `claims/ranks.rs` derives, and the tests of operations.
+//! A step on a GPU computes what it computes on the CPU, to the bit where sums are exact. How far
+//! it may be off elsewhere, `claims/ranks.rs` derives, and the tests of operations.
 
 use ddp::config::GraphChoice;
 use ddp::data::{InOrder, Loader, Source};

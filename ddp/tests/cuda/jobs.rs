@@ -371,8 +371,8 @@ fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
 #[test]
 fn a_rank_with_more_rows_of_the_short_batch_stays_in_step() {
     let Some(_gpu) = gpus_of_jobs(1) else { return };
-    // Ranks share GPUs where that is asked for. Of 8 rows five ranks have 1, 2, 1, 2 and 2; of 7 rows 1, 1, 2, 1 and 2: the third rank has a
-    // second micro-batch only in the short batch.
+    // Ranks share GPUs where that is asked for. Of 8 rows five ranks have 1, 2, 1, 2 and 2; of 7
+    // rows 1, 1, 2, 1 and 2: the third rank has a second micro-batch only in the short batch.
     let folder = Folder::new("shares");
     let words = "--data glyphs,rows=47,held-out=0 --hidden 8 --batch-size 8 --micro-batch 1 --epochs 4 --device cuda --graph on \
                  --share-gpus --timeout-s 60 --out OUT";

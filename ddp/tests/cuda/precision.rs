@@ -1,5 +1,5 @@
-//! Training in bf16 and TF32: equal to the CPU's f32 where numbers are exact; and what must be f32 is
-//! f32.
+//! Training in bf16 and TF32: equal to the CPU's f32 where numbers are exact; and what must be f32
+//! is f32.
 
 use ddp::checkpoint::{self, Saver};
 use ddp::config::{GraphChoice, Precision};
