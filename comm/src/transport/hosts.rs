@@ -6,7 +6,7 @@
 //! those of a single host. The last host sends the result to all.
 
 use std::ops::Range;
-use std::sync::{Arc, Once};
+use std::sync::Once;
 use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
@@ -194,17 +194,15 @@ impl Hosts {
         for range in pieces(flat) {
             let piece = flat.slice(range)?;
             if let Some(leaders) = self.leaders.as_ref().filter(|_| host > 0) {
-                let receives = [(host - 1, piece.bytes())];
-                let before = leaders.exchange(&met.leader, &[], &receives)?;
-                add_before(&met.leader, &before[0], &piece, reduce)?;
+                leaders.receive(&met.leader, (host - 1, piece.bytes()), |before| {
+                    add_before(&met.leader, before, &piece, reduce)
+                })?;
             }
             self.local
                 .part(&met.local, Operation::AllReduce(reduce), &piece)?;
             if let Some(leaders) = self.leaders.as_ref().filter(|_| host < last) {
-                let bytes = met
-                    .leader
-                    .with_bytes(&piece, |bytes| Ok(Arc::from(bytes)))?;
-                leaders.exchange(&met.leader, &[(host + 1, bytes)], &[])?;
+                met.leader
+                    .with_bytes(&piece, |bytes| leaders.send(&met.leader, host + 1, bytes))?;
             }
         }
         Ok(())

@@ -2,7 +2,6 @@
 //! listens. The first rank of each host also tells the other hosts' first ranks that its ranks are
 //! working.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -37,7 +36,7 @@ pub(crate) struct WorkNews {
     beats: u64,
     at: Instant,
     /// Messages under way, each with its receiver.
-    under_way: Vec<(usize, Request)>,
+    under_way: Vec<(usize, Request<'static>)>,
 }
 
 impl Default for WorkNews {
@@ -53,9 +52,9 @@ impl Default for WorkNews {
 impl Alerts {
     /// Tells the other hosts why the job ends; gives up after `bound`.
     pub(crate) fn send(&self, cause: &Cause, bound: Duration) {
-        let bytes: Arc<[u8]> = encode(cause).into();
-        let send = |&rank: &usize| self.comm.send(Arc::clone(&bytes), rank, TAG).ok();
-        let mut under_way: Vec<Request> = self.others.iter().filter_map(send).collect();
+        let bytes = encode(cause);
+        let send = |&rank: &usize| self.comm.tell(&bytes, rank, TAG).ok();
+        let mut under_way: Vec<Request<'_>> = self.others.iter().filter_map(send).collect();
         // What is not sent by then is not reported.
         _ = wait_until(bound, || {
             under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
@@ -101,8 +100,8 @@ impl Alerts {
         }
         for &leader in &self.leaders {
             if under_way.iter().all(|(receiver, _)| *receiver != leader) {
-                let bytes: Arc<[u8]> = Arc::from(self.host.to_le_bytes());
-                let sent = self.comm.send(bytes, leader, TAG_WORKS).ok();
+                let bytes = self.host.to_le_bytes();
+                let sent = self.comm.tell(&bytes, leader, TAG_WORKS).ok();
                 under_way.extend(sent.map(|request| (leader, request)));
             }
         }
@@ -112,13 +111,10 @@ impl Alerts {
     /// listens.
     pub(crate) fn listen(&self, board: &Board) {
         while let Ok(Some((from, length))) = self.comm.arrived(TAG_WORKS) {
-            let received = self
-                .comm
-                .receive(length.min(MESSAGE_BYTES_MAX), from, TAG_WORKS);
-            let Ok(mut request) = received else { break };
-            if let Ok(true) = request.is_done_within(Duration::from_secs(1))
-                && let Ok(host) = request.into_bytes().try_into()
-            {
+            let Some(bytes) = self.receive(length, from, TAG_WORKS) else {
+                break;
+            };
+            if let Ok(host) = bytes.try_into() {
                 let host = usize::from_le_bytes(host);
                 board.host_beats(host).fetch_add(1, Ordering::Relaxed);
             }
@@ -126,13 +122,19 @@ impl Alerts {
         let Ok(Some((from, length))) = self.comm.arrived(TAG) else {
             return;
         };
-        let received = self.comm.receive(length.min(MESSAGE_BYTES_MAX), from, TAG);
-        if let Ok(mut request) = received
-            && let Ok(true) = request.is_done_within(Duration::from_secs(1))
-            && let Some(cause) = decode(&request.into_bytes())
-        {
+        let bytes = self.receive(length, from, TAG);
+        if let Some(cause) = bytes.and_then(|bytes| decode(&bytes)) {
             board.fail(&cause);
         }
+    }
+
+    /// A message that has come.
+    fn receive(&self, length: usize, from: usize, tag: u8) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; length.min(MESSAGE_BYTES_MAX)];
+        let mut request = self.comm.receive(&mut bytes, from, tag).ok()?;
+        let has_come = matches!(request.is_done_within(Duration::from_secs(1)), Ok(true));
+        drop(request);
+        has_come.then_some(bytes)
     }
 }
 

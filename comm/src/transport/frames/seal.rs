@@ -73,8 +73,8 @@ impl Seal {
     }
 
     /// Whether the next frame has this MAC, in a time that does not depend on it.
-    pub(super) fn accepts(&mut self, message: &[u8], mac: &[u8; MAC_BYTES]) -> bool {
-        let expected = self.next(message.len(), &[message]);
+    pub(super) fn accepts(&mut self, parts: &[&[u8]], mac: &[u8; MAC_BYTES]) -> bool {
+        let expected = self.next(parts.iter().map(|part| part.len()).sum(), parts);
         let differences = expected.as_bytes().iter().zip(mac);
         differences.fold(0, |all, (one, other)| all | (one ^ other)) == 0
     }
@@ -131,7 +131,7 @@ impl<R: Read> SealedReader<R> {
         let length = u32::from_le_bytes(length) as usize;
         let mut message = vec![0; length.min(SMALL_BYTES_MAX)];
         self.input.read_exact(&mut message)?;
-        if length > SMALL_BYTES_MAX || !seal.accepts(&message, &mac) {
+        if length > SMALL_BYTES_MAX || !seal.accepts(&[&message], &mac) {
             return Err(forged());
         }
         (self.message, self.read, self.seal) = (message, 0, Some(seal));

@@ -86,6 +86,37 @@ fn taken(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
     (taken, right.is_closed())
 }
 
+/// As `taken`, each into its receiver's memory.
+fn filled(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
+    let (left, right) = UnixStream::pair().unwrap();
+    let mut right = Frames::new(right.into(), LIMIT).unwrap();
+    let Seals { sent, received } = seals(covers_all);
+    right.seal(Seals {
+        sent: received,
+        received: sent,
+    });
+    let mut left = Frames::new(left.into(), LIMIT).unwrap();
+    left.outgoing = bytes.to_vec();
+    let mut filled = Vec::new();
+    loop {
+        left.advance();
+        let was_sent = left.is_sent();
+        right.advance_to(HEAD_BYTES_MAX);
+        let Some((length, first)) = right.head().filter(|_| !right.is_closed()) else {
+            break (filled, right.is_closed());
+        };
+        right.begin();
+        let mut rest = vec![0; length - ALWAYS_BYTES];
+        while !right.fill(&mut rest) {
+            left.advance();
+            if right.is_closed() || was_sent {
+                return (filled, right.is_closed());
+            }
+        }
+        filled.push([&first[..], &rest].concat());
+    }
+}
+
 /// Three frames, as they are on the wire.
 fn wire(messages: &[Vec<u8>; 3], covers_all: bool) -> [Vec<u8>; 3] {
     let (mut left, _right) = sealed(covers_all);
@@ -133,6 +164,10 @@ fn long_payloads_are_covered_if_one_end_wants_it_and_their_headers_always() {
     let messages = [long.clone(), long, vec![1; 9]];
     for covers_all in [false, true] {
         let frames = wire(&messages, covers_all);
+        assert_eq!(
+            filled(&frames.concat(), covers_all),
+            (messages.to_vec(), false)
+        );
         let header = LENGTH_BYTES + MAC_BYTES;
         for (at, is_seen) in [
             (header, true),
@@ -142,12 +177,14 @@ fn long_payloads_are_covered_if_one_end_wants_it_and_their_headers_always() {
         ] {
             let mut changed = frames.concat();
             changed[at] ^= 1;
-            let (taken, is_closed) = taken(&changed, covers_all);
-            assert_eq!(
-                (taken.is_empty(), is_closed),
-                (is_seen, is_seen),
-                "byte {at}"
-            );
+            for receive in [taken, filled] {
+                let (received, is_closed) = receive(&changed, covers_all);
+                assert_eq!(
+                    (received.is_empty(), is_closed),
+                    (is_seen, is_seen),
+                    "byte {at}"
+                );
+            }
         }
     }
 }

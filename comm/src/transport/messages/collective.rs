@@ -3,12 +3,14 @@
 //! Before anything moves, every rank tells every other which call it makes, so that missing ranks
 //! and mismatched calls can be named. A waiting rank uses no core.
 
+use std::io::Write;
+use std::iter::repeat_n;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Tensor, panics};
 use twox_hash::XxHash3_64;
 
 use super::comm::{Comm, MESSAGE_BYTES_MAX, Request};
@@ -54,6 +56,14 @@ pub(crate) struct Members {
     /// This rank's index in `members`.
     me: usize,
     first_tag: u8,
+    /// Memory that calls use again.
+    scratch: Mutex<Scratch>,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    flights: Vec<Flight<'static>>,
+    bytes: Vec<u8>,
 }
 
 impl Members {
@@ -68,6 +78,7 @@ impl Members {
             members,
             me,
             first_tag: 0,
+            scratch: Mutex::default(),
         }
     }
 
@@ -82,6 +93,7 @@ impl Members {
             members,
             me,
             first_tag: TAGS,
+            scratch: Mutex::default(),
         })
     }
 
@@ -90,57 +102,93 @@ impl Members {
         (1..size).map(move |step| (me + step) % size)
     }
 
-    /// Starts to send to the member `to`.
-    fn post(&self, bytes: Arc<[u8]>, to: usize, kind: MessageKind) -> Result<Flight> {
-        let request = self
-            .comm
-            .send(bytes, self.members[to], self.first_tag + kind as u8)?;
-        Ok(Flight { request, peer: to })
+    /// Receives from members, and sends to members. Nothing is sent where there are no bytes.
+    fn exchange<'a>(
+        &self,
+        call: &Call<'_>,
+        (kind, limit): (MessageKind, Limit),
+        receives: impl IntoIterator<Item = (usize, &'a mut [u8])>,
+        sends: impl IntoIterator<Item = (usize, &'a [u8])>,
+    ) -> Result<()> {
+        let mut flights = self.flights();
+        let (tag, comm) = (self.first_tag + kind as u8, &self.comm);
+        for (peer, into) in receives.into_iter().filter(|(_, into)| !into.is_empty()) {
+            let request = comm.receive(into, self.members[peer], tag)?;
+            flights.push(Flight {
+                request,
+                peer,
+                is_done: false,
+            });
+        }
+        for (peer, bytes) in sends.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            let request = comm.send(bytes, self.members[peer], tag)?;
+            flights.push(Flight {
+                request,
+                peer,
+                is_done: false,
+            });
+        }
+        self.finish(call, &mut flights, limit)?;
+        panics::lock(&self.scratch).flights = emptied(flights);
+        Ok(())
     }
 
-    /// Starts to receive from the member `from`.
-    fn expect(&self, count: usize, from: usize, kind: MessageKind) -> Result<Flight> {
-        let request = self
-            .comm
-            .receive(count, self.members[from], self.first_tag + kind as u8)?;
-        Ok(Flight {
-            request,
-            peer: from,
-        })
+    fn flights<'a>(&self) -> Vec<Flight<'a>> {
+        emptied(std::mem::take(&mut panics::lock(&self.scratch).flights))
+    }
+
+    /// Runs `body` with memory that calls use again.
+    fn with_scratch<R>(
+        &self,
+        count: usize,
+        body: impl FnOnce(&mut [u8]) -> Result<R>,
+    ) -> Result<R> {
+        let mut bytes = std::mem::take(&mut panics::lock(&self.scratch).bytes);
+        bytes.resize(bytes.len().max(count), 0);
+        let result = body(&mut bytes[..count]);
+        panics::lock(&self.scratch).bytes = bytes;
+        result
     }
 
     /// Waits until all are done, as long as their hosts show progress.
-    fn finish(&self, call: &Call<'_>, flights: &mut [Flight], limit: Limit) -> Result<()> {
+    fn finish(&self, call: &Call<'_>, flights: &mut [Flight<'_>], limit: Limit) -> Result<()> {
         let (mut patience, mut pause) = (Patience::new(), Pause::default());
         let (mut slept, mut left) = (Duration::ZERO, flights.len());
         loop {
-            let mut under_way = Vec::with_capacity(left);
-            for flight in &mut *flights {
-                if !flight.request.is_done()? {
-                    under_way.push(self.members[flight.peer]);
-                }
+            let mut under_way = 0;
+            for flight in flights.iter_mut().filter(|flight| !flight.is_done) {
+                flight.is_done = flight.request.is_done()?;
+                under_way += usize::from(!flight.is_done);
             }
-            if under_way.is_empty() {
+            if under_way == 0 {
                 return Ok(());
             }
-            if under_way.len() < left {
-                (pause, left) = (Pause::default(), under_way.len());
+            if under_way < left {
+                (pause, left) = (Pause::default(), under_way);
                 if limit == Limit::WhileMoving {
                     (patience, slept) = (Patience::new(), Duration::ZERO);
                 }
             }
             self.check_abort()?;
-            under_way.sort_unstable();
-            under_way.dedup();
-            let awaited = || under_way.iter().map(|&rank| self.awaited(rank)).collect();
+            let awaited = || {
+                let under_way = flights.iter().filter(|flight| !flight.is_done);
+                let mut ranks: Vec<usize> = under_way.map(|it| self.members[it.peer]).collect();
+                ranks.sort_unstable();
+                ranks.dedup();
+                ranks.into_iter().map(|rank| self.awaited(rank)).collect()
+            };
             let silent = patience.silent(slept, call.timeout, awaited);
             if !silent.is_empty() {
                 return Err(call.timed_out(silent, patience.total));
             }
             let me = self.comm.rank();
-            if patience.is_time_to_tell() && (me == 0 || under_way.contains(&0)) {
+            let mut under_way = flights.iter().filter(|flight| !flight.is_done);
+            if patience.is_time_to_tell()
+                && (me == 0 || under_way.any(|flight| self.members[flight.peer] == 0))
+            {
                 patience.tell(me, |rank| rank);
             }
+            self.comm.advance();
             slept = pause.sleep();
         }
     }
@@ -169,75 +217,64 @@ impl Members {
     /// Returns when all members have come to the same call.
     pub(crate) fn meet(&self, call: &Call<'_>) -> Result<()> {
         let mine = header(call);
-        let mut flights = Vec::new();
-        for peer in self.others() {
-            flights.push(self.expect(HEADER_BYTES, peer, MessageKind::Header)?);
-        }
-        let receives = flights.len();
-        for peer in self.others() {
-            flights.push(self.post(Arc::clone(&mine), peer, MessageKind::Header)?);
-        }
-        self.finish(call, &mut flights[..receives], Limit::Once)?;
-        self.finish(call, &mut flights[receives..], Limit::Once)?;
-        flights.truncate(receives);
-        flights.sort_by_key(|flight| flight.peer);
-        flights
-            .into_iter()
-            .try_for_each(|flight| self.compare(call, &mine, flight))
+        self.with_scratch(HEADER_BYTES * self.members.len(), |all| {
+            let headers = all.chunks_exact_mut(HEADER_BYTES).enumerate();
+            let receives = headers.filter(|(peer, _)| *peer != self.me);
+            let sends = self.others().map(|peer| (peer, &mine[..]));
+            self.exchange(call, (MessageKind::Header, Limit::Once), receives, sends)?;
+            let mut headers = all.chunks_exact(HEADER_BYTES).enumerate();
+            headers.try_for_each(|(peer, theirs)| match peer == self.me {
+                true => Ok(()),
+                false => self.compare(call, &mine, peer, theirs),
+            })
+        })
     }
 
-    fn compare(&self, call: &Call<'_>, mine: &[u8], theirs: Flight) -> Result<()> {
-        let (peer, theirs) = (self.members[theirs.peer], theirs.request.into_bytes());
+    fn compare(&self, call: &Call<'_>, mine: &[u8], peer: usize, theirs: &[u8]) -> Result<()> {
         if theirs[..HEADER_NUMBERS_BYTES] == mine[..HEADER_NUMBERS_BYTES] {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&theirs[HEADER_NUMBERS_BYTES..])
             .trim_end_matches('\0')
             .to_string();
-        Err(call.out_of_step(peer, text))
+        Err(call.out_of_step(self.members[peer], text))
     }
 
-    /// Sends to and receives from members. Returns what is received, in the order of `receives`.
-    pub(crate) fn exchange(
+    /// Sends to a member.
+    pub(crate) fn send(&self, call: &Call<'_>, to: usize, bytes: &[u8]) -> Result<()> {
+        self.exchange(call, DATA, [], [(to, bytes)])
+    }
+
+    /// Receives from a member, and runs `body` on what has come.
+    pub(crate) fn receive(
         &self,
         call: &Call<'_>,
-        sends: &[(usize, Arc<[u8]>)],
-        receives: &[(usize, usize)],
-    ) -> Result<Vec<Vec<u8>>> {
-        let mut flights = Vec::with_capacity(sends.len() + receives.len());
-        for &(peer, count) in receives {
-            flights.push(self.expect(count, peer, MessageKind::Data)?);
-        }
-        for (peer, bytes) in sends {
-            flights.push(self.post(Arc::clone(bytes), *peer, MessageKind::Data)?);
-        }
-        self.finish(call, &mut flights, Limit::WhileMoving)?;
-        flights.truncate(receives.len());
-        Ok(flights
-            .into_iter()
-            .map(|flight| flight.request.into_bytes())
-            .collect())
+        (from, count): (usize, usize),
+        body: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.with_scratch(count, |into| {
+            self.exchange(call, DATA, [(from, &mut *into)], [])?;
+            body(into)
+        })
     }
 
     /// Copies every member's part of `bytes` to all members.
-    fn share_parts(&self, call: &Call<'_>, bytes: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-        let peers: Vec<usize> = self.others().collect();
-        let mine: Arc<[u8]> = Arc::from(&bytes[parts[self.me].clone()]);
-        let sends: Vec<(usize, Arc<[u8]>)> = peers
-            .iter()
-            .map(|&peer| (peer, Arc::clone(&mine)))
-            .collect();
-        let receives: Vec<(usize, usize)> = peers
-            .iter()
-            .map(|&peer| (peer, parts[peer].len()))
-            .collect();
-        for (peer, part) in peers
-            .into_iter()
-            .zip(self.exchange(call, &sends, &receives)?)
-        {
-            bytes[parts[peer].clone()].copy_from_slice(&part);
-        }
-        Ok(())
+    fn share_parts(&self, call: &Call<'_>, bytes: &mut [u8]) -> Result<()> {
+        let (count, me, size) = (bytes.len(), self.me, self.members.len());
+        let own = self.part(count, me);
+        let (before, rest) = bytes.split_at_mut(own.start);
+        let (mine, after) = rest.split_at_mut(own.len());
+        let cut = |mut rest, peers: Range<usize>| {
+            peers.map(move |peer| {
+                let all: &mut [u8] = std::mem::take(&mut rest);
+                let (part, after) = all.split_at_mut(self.part(count, peer).len());
+                rest = after;
+                (peer, part)
+            })
+        };
+        let receives = cut(before, 0..me).chain(cut(after, me + 1..size));
+        let sends = self.others().map(|peer| (peer, &*mine));
+        self.exchange(call, DATA, receives, sends)
     }
 
     /// `bytes` become the sum in the order of a tree. `made` is this member's partial sums, one
@@ -250,51 +287,63 @@ impl Members {
         (given, order): (&[usize], &[Addend]),
         dtype: DType,
     ) -> Result<()> {
-        let (length, peers) = (bytes.len(), self.others().collect::<Vec<usize>>());
+        let length = bytes.len();
         let most = given.iter().copied().max().unwrap_or(1).max(1);
         let part_bytes = MESSAGE_BYTES_MAX / most / GRAIN_BYTES * GRAIN_BYTES;
-        self.in_parts(length, part_bytes, |range, parts| {
-            let of = |row: usize, part: &Range<usize>| {
+        let others = |before: usize| (0..before).filter(|&peer| peer != self.me);
+        let rows_before = |member| others(member).map(|peer| given[peer]).sum::<usize>();
+        self.in_parts(length, part_bytes, |range| {
+            let mine = self.part(range.len(), self.me);
+            let of = |row: usize, part: Range<usize>| {
                 let start = row * length + range.start;
                 &made[start + part.start..start + part.end]
             };
-            // All partial sums in one message: of several to one member, either may be taken first.
-            let rows = |part| {
-                let rows = (0..given[self.me]).map(|row| of(row, part));
-                Arc::from(rows.collect::<Vec<_>>().concat())
-            };
-            let mine = parts[self.me].clone();
-            let sends: Vec<_> = peers.iter().map(|&to| (to, rows(&parts[to]))).collect();
-            let receives = peers.iter().map(|&from| (from, given[from] * mine.len()));
-            let received = self.exchange(call, &sends, &receives.collect::<Vec<_>>())?;
-            let place = |part: &Addend| {
-                let Some(from) = peers.iter().position(|&peer| peer == part.rank) else {
-                    return Some(of(part.row, &mine).as_ptr());
-                };
-                let start = part.row * mine.len();
-                Some(received[from][start..start + mine.len()].as_ptr())
-            };
+            let rows = 0..given[self.me];
             let chunk = &mut bytes[range.clone()];
-            // SAFETY: each place is that of a slice as long as `mine`, and no part of `bytes`.
-            unsafe { add_in_order(dtype, &mut chunk[mine.clone()], order, &place) };
-            self.share_parts(call, chunk, &parts)
+            self.with_scratch(rows_before(given.len()) * mine.len(), |received| {
+                let places = received.chunks_exact_mut(mine.len().max(1));
+                let peers = others(given.len());
+                let receives = peers
+                    .flat_map(|from| repeat_n(from, given[from]))
+                    .zip(places);
+                let sends = self.others().flat_map(|to| {
+                    let part = self.part(range.len(), to);
+                    rows.clone().map(move |row| (to, of(row, part.clone())))
+                });
+                self.exchange(call, DATA, receives, sends)?;
+                let place = |part: &Addend| {
+                    if part.rank == self.me {
+                        return Some(of(part.row, mine.clone()).as_ptr());
+                    }
+                    let start = (rows_before(part.rank) + part.row) * mine.len();
+                    Some(received[start..start + mine.len()].as_ptr())
+                };
+                // SAFETY: each place is that of a slice as long as `mine`, and no part of `bytes`.
+                unsafe { add_in_order(dtype, &mut chunk[mine.clone()], order, &place) };
+                Ok(())
+            })?;
+            self.share_parts(call, chunk)
         })
     }
 
-    /// Cuts `count` bytes into consecutive ranges, and each range into one part a member, of about
-    /// equal size and at most `part_bytes`. Runs `body` on each range and its parts.
+    /// Cuts `count` bytes into consecutive ranges, of at most `part_bytes` a member, and runs `body`
+    /// on each.
     fn in_parts(
         &self,
         count: usize,
         part_bytes: usize,
-        mut body: impl FnMut(Range<usize>, Vec<Range<usize>>) -> Result<()>,
+        mut body: impl FnMut(Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let size = self.members.len();
-        for start in (0..count).step_by(part_bytes * size) {
-            let range = start..count.min(start + part_bytes * size);
-            body(range.clone(), cut(range.len(), size))?;
-        }
-        Ok(())
+        let most = part_bytes * self.members.len();
+        let mut starts = (0..count).step_by(most);
+        starts.try_for_each(|start| body(start..count.min(start + most)))
+    }
+
+    /// A member's part of `count` bytes: all are of nearly equal length.
+    fn part(&self, count: usize, member: usize) -> Range<usize> {
+        let (grains, size) = (count.div_ceil(GRAIN_BYTES), self.members.len());
+        let edge = |member: usize| (grains * member / size * GRAIN_BYTES).min(count);
+        edge(member)..edge(member + 1)
     }
 
     /// `bytes` of every member become those of the member `root`.
@@ -305,63 +354,51 @@ impl Members {
         root: usize,
     ) -> Result<()> {
         if bytes.len() <= SMALL_BYTES || self.members.len() == 2 {
-            for chunk in bytes.chunks_mut(MESSAGE_BYTES_MAX) {
-                if self.me == root {
-                    let all: Arc<[u8]> = Arc::from(&*chunk);
-                    let sends: Vec<_> =
-                        self.others().map(|peer| (peer, Arc::clone(&all))).collect();
-                    self.exchange(call, &sends, &[])?;
-                } else {
-                    chunk.copy_from_slice(&self.exchange(call, &[], &[(root, chunk.len())])?[0]);
+            let mut chunks = bytes.chunks_mut(MESSAGE_BYTES_MAX);
+            return chunks.try_for_each(|chunk| {
+                if self.me != root {
+                    return self.exchange(call, DATA, [(root, chunk)], []);
                 }
-            }
-            return Ok(());
+                let sends = self.others().map(|peer| (peer, &*chunk));
+                self.exchange(call, DATA, [], sends)
+            });
         }
         // The root sends each byte once; then every member passes its part on.
-        self.in_parts(bytes.len(), MESSAGE_BYTES_MAX, |range, parts| {
+        self.in_parts(bytes.len(), MESSAGE_BYTES_MAX, |range| {
             let chunk = &mut bytes[range];
+            let part = |member| self.part(chunk.len(), member);
             if self.me == root {
-                let sends: Vec<(usize, Arc<[u8]>)> = self
-                    .others()
-                    .map(|peer| (peer, Arc::from(&chunk[parts[peer].clone()])))
-                    .collect();
-                self.exchange(call, &sends, &[])?;
+                let sends = self.others().map(|peer| (peer, &chunk[part(peer)]));
+                self.exchange(call, DATA, [], sends)?;
             } else {
-                let mine = parts[self.me].clone();
-                let part = self.exchange(call, &[], &[(root, mine.len())])?;
-                chunk[mine].copy_from_slice(&part[0]);
+                let mine = part(self.me);
+                self.exchange(call, DATA, [(root, &mut chunk[mine])], [])?;
             }
-            self.share_parts(call, chunk, &parts)
+            self.share_parts(call, chunk)
         })
     }
 
     /// Sends to or receives from the member that `call` names.
     pub(crate) fn pair(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
+        const HEADER: (MessageKind, Limit) = (MessageKind::PairHeader, Limit::WhileMoving);
+        const DATA: (MessageKind, Limit) = (MessageKind::PairData, Limit::WhileMoving);
         self.check_abort()?;
+        let mine = header(call);
         match call.operation {
             Operation::Send { to } => {
-                let own = self.post(header(call), to, MessageKind::PairHeader)?;
-                self.finish(call, &mut [own], Limit::WhileMoving)?;
+                self.exchange(call, HEADER, [], [(to, &mine[..])])?;
                 call.with_bytes(tensor, |bytes| {
-                    bytes.chunks(MESSAGE_BYTES_MAX).try_for_each(|chunk| {
-                        let chunk = self.post(Arc::from(chunk), to, MessageKind::PairData)?;
-                        self.finish(call, &mut [chunk], Limit::WhileMoving)
-                    })
+                    let mut chunks = bytes.chunks(MESSAGE_BYTES_MAX);
+                    chunks.try_for_each(|chunk| self.exchange(call, DATA, [], [(to, chunk)]))
                 })
             }
             Operation::Receive { from } => {
-                let mut theirs = [self.expect(HEADER_BYTES, from, MessageKind::PairHeader)?];
-                self.finish(call, &mut theirs, Limit::WhileMoving)?;
-                let [theirs] = theirs;
-                self.compare(call, &header(call), theirs)?;
+                let mut theirs = [0; HEADER_BYTES];
+                self.exchange(call, HEADER, [(from, &mut theirs[..])], [])?;
+                self.compare(call, &mine, from, &theirs)?;
                 call.with_bytes_mut(tensor, |bytes| {
-                    bytes.chunks_mut(MESSAGE_BYTES_MAX).try_for_each(|into| {
-                        let mut chunk = [self.expect(into.len(), from, MessageKind::PairData)?];
-                        self.finish(call, &mut chunk, Limit::WhileMoving)?;
-                        let [chunk] = chunk;
-                        into.copy_from_slice(&chunk.request.into_bytes());
-                        Ok(())
-                    })
+                    let mut chunks = bytes.chunks_mut(MESSAGE_BYTES_MAX);
+                    chunks.try_for_each(|into| self.exchange(call, DATA, [(from, into)], []))
                 })
             }
             _ => unreachable!("only sends and receives are between two ranks"),
@@ -379,6 +416,9 @@ impl Members {
     }
 }
 
+/// Of the data of collectives.
+const DATA: (MessageKind, Limit) = (MessageKind::Data, Limit::WhileMoving);
+
 /// When a wait ends without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
@@ -389,41 +429,40 @@ enum Limit {
 }
 
 /// A message under way, to or from a member.
-struct Flight {
-    request: Request,
+#[derive(Debug)]
+struct Flight<'a> {
+    request: Request<'a>,
     peer: usize,
+    is_done: bool,
 }
 
-/// `count` bytes in nearly equal parts.
-fn cut(count: usize, parts: usize) -> Vec<Range<usize>> {
-    let grains = count.div_ceil(GRAIN_BYTES);
-    let edge = |part: usize| (grains * part / parts * GRAIN_BYTES).min(count);
-    (0..parts).map(|part| edge(part)..edge(part + 1)).collect()
+/// The memory of these, for others. A test sees that nothing is allocated.
+fn emptied<'a>(mut flights: Vec<Flight<'_>>) -> Vec<Flight<'a>> {
+    flights.clear();
+    let none = flights.into_iter();
+    none.map(|_| unreachable!("there is none")).collect()
 }
 
 /// What ranks compare of a call: operation, dtype, count and number; then its text.
-fn header(call: &Call<'_>) -> Arc<[u8]> {
-    let operation = match call.operation {
-        // Both ends of a message make the same call.
-        Operation::Send { .. } | Operation::Receive { .. } => "message".to_string(),
-        operation => operation.to_string(),
+fn header(call: &Call<'_>) -> [u8; HEADER_BYTES] {
+    let (mut bytes, mut name) = ([0; HEADER_BYTES], [0; 64]);
+    let (numbers, mut text) = bytes.split_at_mut(HEADER_NUMBERS_BYTES);
+    let mut rest = &mut name[..];
+    // Both ends of a message make the same call.
+    let written = match call.operation {
+        Operation::Send { .. } | Operation::Receive { .. } => write!(rest, "message"),
+        operation => write!(rest, "{operation}"),
     };
+    written.expect("names of operations are short");
+    let length = 64 - rest.len();
     let dtype = call.tensor.map_or(0, |tensor| 1 + tensor.dtype() as u64);
     let count = call.tensor.map_or(0, Tensor::count) as u64;
-    let numbers = [
-        XxHash3_64::oneshot(operation.as_bytes()),
-        dtype,
-        count,
-        call.sequence,
-    ];
-    let mut bytes: Vec<u8> = numbers
-        .iter()
-        .flat_map(|number| number.to_le_bytes())
-        .collect();
-    let text = call.to_string();
-    bytes.extend_from_slice(
-        &text.as_bytes()[..text.floor_char_boundary(HEADER_BYTES - HEADER_NUMBERS_BYTES)],
-    );
-    bytes.resize(HEADER_BYTES, 0);
-    bytes.into()
+    let hash = XxHash3_64::oneshot(&name[..length]);
+    let values = [hash, dtype, count, call.sequence];
+    for (place, value) in numbers.chunks_exact_mut(8).zip(values) {
+        place.copy_from_slice(&value.to_le_bytes());
+    }
+    // A longer text is cut.
+    _ = write!(text, "{call}");
+    bytes
 }

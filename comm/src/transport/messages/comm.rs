@@ -1,6 +1,5 @@
 //! MPI and TCP behind one interface.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -62,20 +61,49 @@ impl Comm {
     }
 
     /// Starts to send `bytes` to rank `to`.
-    pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: u8) -> Result<Request> {
+    pub(crate) fn send<'a>(&self, bytes: &'a [u8], to: usize, tag: u8) -> Result<Request<'a>> {
         match self {
             #[cfg(feature = "mpi")]
-            Comm::Mpi(comm) => Ok(Request::Mpi(comm.send(bytes, to, tag.into())?)),
-            Comm::Tcp(channel) => Ok(Request::Tcp(channel.send(&bytes, to, tag.into()))),
+            Comm::Mpi(_) => self.tell(bytes, to, tag),
+            Comm::Tcp(channel) => Ok(Request::Tcp(channel.send(bytes, to, tag.into()))),
         }
     }
 
-    /// Starts to receive `count` bytes from rank `from`.
-    pub(crate) fn receive(&self, count: usize, from: usize, tag: u8) -> Result<Request> {
+    /// As `send`, with a copy of `bytes`.
+    pub(crate) fn tell(&self, bytes: &[u8], to: usize, tag: u8) -> Result<Request<'static>> {
         match self {
             #[cfg(feature = "mpi")]
-            Comm::Mpi(comm) => Ok(Request::Mpi(comm.receive(count, from, tag.into())?)),
-            Comm::Tcp(channel) => Ok(Request::Tcp(channel.receive(count, from, tag.into()))),
+            Comm::Mpi(comm) => {
+                let request = comm.send(bytes.into(), to, tag.into())?;
+                Ok(Request::Mpi(request, None))
+            }
+            Comm::Tcp(channel) => Ok(Request::Tcp(channel.tell(bytes, to, tag.into()))),
+        }
+    }
+
+    /// Starts to receive from rank `from` as many bytes as `into` has.
+    pub(crate) fn receive<'a>(
+        &self,
+        into: &'a mut [u8],
+        from: usize,
+        tag: u8,
+    ) -> Result<Request<'a>> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(comm) => {
+                let request = comm.receive(into.len(), from, tag.into())?;
+                Ok(Request::Mpi(request, Some(into)))
+            }
+            Comm::Tcp(channel) => Ok(Request::Tcp(channel.receive(into, from, tag.into()))),
+        }
+    }
+
+    /// Moves what can be moved at once from and to all ranks.
+    pub(crate) fn advance(&self) {
+        match self {
+            #[cfg(feature = "mpi")]
+            Comm::Mpi(_) => {}
+            Comm::Tcp(channel) => channel.advance(),
         }
     }
 
@@ -99,18 +127,26 @@ impl Comm {
 }
 
 /// A message under way.
-pub(crate) enum Request {
+#[derive(Debug)]
+pub(crate) enum Request<'a> {
+    /// With the memory to which it goes.
     #[cfg(feature = "mpi")]
-    Mpi(mpi::MpiRequest),
-    Tcp(tcp::Letter),
+    Mpi(mpi::MpiRequest, Option<&'a mut [u8]>),
+    Tcp(tcp::Letter<'a>),
 }
 
-impl Request {
-    /// Whether it is done. Lets all messages under way move.
+impl Request<'_> {
+    /// Whether it is done. Lets messages under way move.
     pub(crate) fn is_done(&mut self) -> Result<bool> {
         match self {
             #[cfg(feature = "mpi")]
-            Request::Mpi(request) => request.is_done(),
+            Request::Mpi(request, into) => {
+                let is_done = request.is_done()?;
+                if let Some(into) = into.take_if(|_| is_done) {
+                    into.copy_from_slice(&request.take_bytes());
+                }
+                Ok(is_done)
+            }
             Request::Tcp(letter) => letter.is_done(),
         }
     }
@@ -118,14 +154,5 @@ impl Request {
     /// Whether it is done before `timeout` has passed.
     pub(crate) fn is_done_within(&mut self, timeout: Duration) -> Result<bool> {
         wait_until(timeout, || self.is_done())
-    }
-
-    /// The bytes received.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        match self {
-            #[cfg(feature = "mpi")]
-            Request::Mpi(request) => request.into_bytes(),
-            Request::Tcp(letter) => letter.into_bytes(),
-        }
     }
 }

@@ -233,6 +233,7 @@ impl MpiComm {
 }
 
 /// A message under way, and its bytes. Dropped before it is done, it leaks them.
+#[derive(Debug)]
 pub(crate) struct MpiRequest {
     raw: ffi::MPI_Request,
     sent: Option<Arc<[u8]>>,
@@ -275,7 +276,7 @@ impl MpiRequest {
     }
 
     /// The bytes received.
-    pub(crate) fn into_bytes(mut self) -> Vec<u8> {
+    pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
         assert!(self.is_null(), "the message is still under way");
         std::mem::take(&mut self.received)
     }

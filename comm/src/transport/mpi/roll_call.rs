@@ -122,7 +122,7 @@ fn answer(comm: &MpiComm, rank: usize, timeout: Duration, action: &str) -> Resul
             return Err(reported_once(Error::too_late(action, reason)));
         }
     }
-    let answer = answer.into_bytes();
+    let answer = answer.take_bytes();
     match String::from_utf8_lossy(&answer).trim_end_matches('\0') {
         "" => Ok(()),
         text => {

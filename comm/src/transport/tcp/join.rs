@@ -361,7 +361,7 @@ pub(crate) fn connect(
         client::check(&key.client)?;
         for address in addresses() {
             match attempt(address, to, key, bytes_max)? {
-                Attempt::Joined(joined) => return Ok(joined),
+                Attempt::Joined(joined) => return Ok(*joined),
                 Attempt::Answered(why) => _ = answer.get_or_insert(why),
                 // Whoever holds the port may be a stranger: this rank goes on, and warns at once.
                 Attempt::Refused if refused.is_none() => {
@@ -396,7 +396,7 @@ pub(crate) fn connect(
 
 /// What came of calling an address.
 enum Attempt {
-    Joined(Joined),
+    Joined(Box<Joined>),
     /// Another process than the rank answered: what it is.
     Answered(String),
     /// A process answered that has another secret.
@@ -450,11 +450,11 @@ fn attempt(address: SocketAddr, to: usize, key: &JobKey, bytes_max: usize) -> Re
     }
     frames.seal(key.seals(&exchange));
     frames.set_limit(bytes_max);
-    Ok(Attempt::Joined(Joined {
+    Ok(Attempt::Joined(Box::new(Joined {
         rank: to,
         frames,
         address: local,
-    }))
+    })))
 }
 
 /// Sends `message` and waits for the answer.

@@ -1,9 +1,10 @@
 //! Messages between ranks of several hosts over TCP: a socket to each rank of another host.
 //!
-//! Whoever waits for a message moves the bytes of all: there is no thread. A socket that closes
-//! without a farewell is a rank that is lost.
+//! Whoever waits for a message moves the bytes of all: there is no thread. Bytes pass between the
+//! socket and the caller's memory without a copy, unless they come before someone waits for them. A
+//! socket that closes without a farewell is a rank that is lost.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use ddp_kernels::panics;
 
 use crate::error::{Error, Result};
-use crate::transport::frames::{Frames, wait};
+use crate::transport::frames::{Frames, HEAD_BYTES_MAX, READ_BYTES, wait};
 
 /// The most bytes of one message.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -34,15 +35,29 @@ pub(crate) struct Mesh {
     traffic: Mutex<Traffic>,
 }
 
-/// Messages with their senders.
-type Received = VecDeque<(usize, Vec<u8>)>;
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Traffic {
     /// By rank; None for ranks of this host.
     peers: Vec<Option<MeshPeer>>,
-    /// What has come, by channel, tag and sender.
-    inbox: HashMap<(u32, u32), Received>,
+    /// What has come before anyone waited for it.
+    inbox: VecDeque<Message>,
+    /// Memory for more of these.
+    spare: Vec<Vec<u8>>,
+    letters: u64,
+}
+
+/// The channel and the tag of a message, as they are sent.
+type Key = [u8; HEADER_BYTES];
+
+fn key(channel: u32, tag: u32) -> Key {
+    (u64::from(tag) << 32 | u64::from(channel)).to_le_bytes()
+}
+
+#[derive(Debug)]
+struct Message {
+    from: usize,
+    key: Key,
+    bytes: Vec<u8>,
 }
 
 /// A rank of another host.
@@ -50,8 +65,19 @@ struct Traffic {
 struct MeshPeer {
     frames: Frames,
     host: String,
+    /// Letters that wait for a message, in order.
+    posted: VecDeque<Posted>,
+    /// The letter to which the message goes that is arriving. Nobody else reads the socket.
+    receiver: Option<u64>,
     has_left: bool,
     lost: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Posted {
+    letter: u64,
+    key: Key,
+    count: usize,
 }
 
 impl Mesh {
@@ -60,6 +86,8 @@ impl Mesh {
         let peer = |(frames, host)| MeshPeer {
             frames,
             host,
+            posted: VecDeque::new(),
+            receiver: None,
             has_left: false,
             lost: None,
         };
@@ -70,7 +98,7 @@ impl Mesh {
             next_channel: AtomicU32::new(0),
             traffic: Mutex::new(Traffic {
                 peers,
-                inbox: HashMap::new(),
+                ..Traffic::default()
             }),
         }
     }
@@ -78,21 +106,20 @@ impl Mesh {
     /// What has been sent and received, after moving what can be moved at once.
     fn moved(&self) -> MutexGuard<'_, Traffic> {
         let mut traffic = panics::lock(&self.traffic);
-        traffic.advance();
+        (0..self.size).for_each(|rank| traffic.advance(rank));
         traffic
     }
 
     /// Says farewell to all, and waits until all have done so, at most `limit`.
     pub(crate) fn leave(&self, limit: Duration) {
         let started = Instant::now();
-        let farewell = [FAREWELL.to_le_bytes(), 0u32.to_le_bytes()].concat();
         let mut traffic = self.moved();
         let peers = traffic.peers.iter_mut().flatten();
-        peers.for_each(|peer| peer.frames.queue(&farewell));
+        peers.for_each(|peer| peer.frames.queue(&key(FAREWELL, 0)));
         let is_gone =
             |peer: &MeshPeer| (peer.has_left && peer.frames.is_sent()) || peer.frames.is_closed();
         while started.elapsed() < limit {
-            traffic.advance();
+            (0..self.size).for_each(|rank| traffic.advance(rank));
             if traffic.peers.iter().flatten().all(is_gone) {
                 return;
             }
@@ -105,31 +132,80 @@ impl Mesh {
     }
 }
 
-impl Traffic {
-    fn advance(&mut self) {
-        for (rank, peer) in self.peers.iter_mut().enumerate() {
-            let Some(peer) = peer else { continue };
-            peer.frames.advance();
-            while let Some(message) = peer.frames.take() {
-                let Some((header, bytes)) = message.split_first_chunk::<HEADER_BYTES>() else {
-                    continue;
-                };
-                let [channel, tag] = [0, 4].map(|at| {
-                    u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
-                });
-                match channel {
-                    FAREWELL => peer.has_left = true,
-                    _ => {
-                        let inbox = self.inbox.entry((channel, tag)).or_default();
-                        inbox.push_back((rank, bytes.to_vec()));
-                    }
-                }
-                peer.frames.advance();
-            }
-            if peer.frames.is_closed() && !peer.has_left {
-                peer.lost.get_or_insert_with(Instant::now);
-            }
+impl MeshPeer {
+    /// What comes from it next, if a letter waits for that: the letter becomes its receiver.
+    fn find_receiver(&mut self) {
+        let Some((length, key)) = self.frames.head().filter(|_| self.receiver.is_none()) else {
+            return;
+        };
+        let is_next = |it: &Posted| it.key == key && HEADER_BYTES + it.count == length;
+        let next = self.posted.iter().position(is_next);
+        if let Some(posted) = next.and_then(|index| self.posted.remove(index)) {
+            self.receiver = Some(posted.letter);
+            self.frames.begin();
         }
+    }
+
+    /// How much to read before it is known to whom it goes: of a long message only its head.
+    fn staged_max(&self) -> usize {
+        match (self.frames.head(), self.posted.front()) {
+            (Some((length, _)), _) => HEAD_BYTES_MAX + length.min(FRAME_BYTES_MAX),
+            (None, Some(posted)) if posted.count > READ_BYTES / 2 => HEAD_BYTES_MAX,
+            _ => READ_BYTES,
+        }
+    }
+}
+
+impl Traffic {
+    /// Moves what can be moved at once from and to a rank.
+    fn advance(&mut self, rank: usize) {
+        let Some(peer) = &mut self.peers[rank] else {
+            return;
+        };
+        peer.find_receiver();
+        peer.frames.advance_to(peer.staged_max());
+        loop {
+            peer.find_receiver();
+            if peer.receiver.is_some() {
+                break;
+            }
+            let Some(message) = peer.frames.next() else {
+                break;
+            };
+            let Some((key, content)) = message.split_first_chunk::<HEADER_BYTES>() else {
+                continue;
+            };
+            if *key == self::key(FAREWELL, 0) {
+                peer.has_left = true;
+                continue;
+            }
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.clear();
+            bytes.extend_from_slice(content);
+            let (from, key) = (rank, *key);
+            self.inbox.push_back(Message { from, key, bytes });
+        }
+        if peer.frames.is_closed() && !peer.has_left {
+            peer.lost.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Copies the next message in the inbox from `from` with `key` to `into`, if there is one.
+    fn take(&mut self, from: usize, key: Key, into: &mut [u8]) -> Result<bool> {
+        let is_next = |it: &Message| (it.from, it.key) == (from, key);
+        let Some(index) = self.inbox.iter().position(is_next) else {
+            return Ok(false);
+        };
+        let (expected, got) = (into.len(), self.inbox[index].bytes.len());
+        if got != expected {
+            let reason = format!("expected {expected} bytes from rank {from}, got {got}");
+            let help = "run the same build of this program on all ranks";
+            return Err(Error::setup("move data between hosts", reason, help));
+        }
+        into.copy_from_slice(&self.inbox[index].bytes);
+        let message = self.inbox.remove(index);
+        self.spare.extend(message.map(|it| it.bytes));
+        Ok(true)
     }
 
     /// An error if the connection to `rank` has been lost for a while.
@@ -143,6 +219,11 @@ impl Traffic {
                 Err(Error::setup("move data between hosts", reason, help))
             }
         }
+    }
+
+    fn peer(&mut self, rank: usize) -> &mut MeshPeer {
+        let peer = self.peers[rank].as_mut();
+        peer.expect("ranks of one host share memory")
     }
 }
 
@@ -174,36 +255,61 @@ impl MeshChannel {
         self.mesh.size
     }
 
-    /// Starts to send `bytes` to rank `to`, which is on another host.
-    pub(crate) fn send(&self, bytes: &[u8], to: usize, tag: u32) -> Letter {
-        let mut traffic = self.mesh.moved();
-        let peer = traffic.peers[to].as_mut();
-        let frames = &mut peer.expect("ranks of one host share memory").frames;
-        frames.queue_parts(&[&self.number.to_le_bytes(), &tag.to_le_bytes(), bytes]);
-        frames.advance();
-        let after = frames.queued();
-        Letter {
-            channel: self.clone(),
-            peer: to,
-            content: Content::Sent { after },
-        }
+    /// Moves what can be moved at once.
+    pub(crate) fn advance(&self) {
+        drop(self.mesh.moved());
     }
 
-    /// Starts to receive `count` bytes from rank `from`, which is on another host.
-    pub(crate) fn receive(&self, count: usize, from: usize, tag: u32) -> Letter {
-        let content = Content::Awaited { tag, count };
+    fn letter<'a>(&self, peer: usize, content: Content<'a>) -> Letter<'a> {
         Letter {
             channel: self.clone(),
-            peer: from,
+            peer,
             content,
         }
     }
 
+    /// Starts to send `bytes` to rank `to`, which is on another host.
+    pub(crate) fn send<'a>(&self, bytes: &'a [u8], to: usize, tag: u32) -> Letter<'a> {
+        let mut traffic = panics::lock(&self.mesh.traffic);
+        let frames = &mut traffic.peer(to).frames;
+        let content = if !frames.start(key(self.number, tag), bytes) {
+            Content::Queued
+        } else if !frames.pass(bytes) {
+            Content::Leaving(bytes)
+        } else {
+            Content::Done
+        };
+        self.letter(to, content)
+    }
+
+    /// As `send`, with a copy of `bytes`.
+    pub(crate) fn tell(&self, bytes: &[u8], to: usize, tag: u32) -> Letter<'static> {
+        let mut traffic = panics::lock(&self.mesh.traffic);
+        let message: [&[u8]; 2] = [&key(self.number, tag), bytes];
+        traffic.peer(to).frames.queue_parts(&message);
+        traffic.advance(to);
+        self.letter(to, Content::Queued)
+    }
+
+    /// Starts to receive from rank `from`, which is on another host, as many bytes as `into` has.
+    pub(crate) fn receive<'a>(&self, into: &'a mut [u8], from: usize, tag: u32) -> Letter<'a> {
+        let mut traffic = panics::lock(&self.mesh.traffic);
+        traffic.letters += 1;
+        let (letter, key) = (traffic.letters, key(self.number, tag));
+        if let Ok(true) = traffic.take(from, key, into) {
+            return self.letter(from, Content::Done);
+        }
+        let count = into.len();
+        let posted = Posted { letter, key, count };
+        traffic.peer(from).posted.push_back(posted);
+        self.letter(from, Content::Awaited { letter, key, into })
+    }
+
     /// A message that has come with this tag from any rank: its sender, and its length in bytes.
     pub(crate) fn arrived(&self, tag: u32) -> Option<(usize, usize)> {
-        let traffic = self.mesh.moved();
-        let (from, bytes) = traffic.inbox.get(&(self.number, tag))?.front()?;
-        Some((*from, bytes.len()))
+        let (traffic, key) = (self.mesh.moved(), key(self.number, tag));
+        let message = traffic.inbox.iter().find(|it| it.key == key)?;
+        Some((message.from, message.bytes.len()))
     }
 
     /// A rank whose connection has been lost for so long, and its host.
@@ -218,63 +324,77 @@ impl MeshChannel {
     }
 }
 
-/// A message under way.
+/// A message under way. Dropped before it is done, a message that leaves is sent nevertheless, and
+/// one that arrives goes to nobody.
 #[derive(Debug)]
-pub(crate) struct Letter {
+pub(crate) struct Letter<'a> {
     channel: MeshChannel,
     peer: usize,
-    content: Content,
+    content: Content<'a>,
 }
 
 #[derive(Debug)]
-enum Content {
-    /// Sent when the socket has taken this many bytes.
-    Sent {
-        after: u64,
-    },
+enum Content<'a> {
+    Leaving(&'a [u8]),
+    /// Sent when everything queued is.
+    Queued,
     Awaited {
-        tag: u32,
-        count: usize,
+        letter: u64,
+        key: Key,
+        into: &'a mut [u8],
     },
-    Received(Vec<u8>),
+    Done,
 }
 
-impl Letter {
-    /// Whether it is sent or received. Moves all messages that are under way.
+impl Letter<'_> {
+    /// Whether it is sent or received. Moves the messages from and to the same rank.
     pub(crate) fn is_done(&mut self) -> Result<bool> {
-        let (peer, mut traffic) = (self.peer, self.channel.mesh.moved());
-        match self.content {
-            Content::Received(_) => return Ok(true),
-            Content::Sent { after } => {
-                let frames = traffic.peers[peer].as_ref().map(|peer| peer.frames.sent());
-                if frames.is_some_and(|sent| sent >= after) {
-                    return Ok(true);
-                }
-            }
-            Content::Awaited { tag, count } => {
-                let inbox = traffic.inbox.entry((self.channel.number, tag)).or_default();
-                let found = inbox.iter().position(|(from, _)| *from == peer);
-                if let Some((_, bytes)) = found.and_then(|index| inbox.remove(index)) {
-                    if bytes.len() != count {
-                        let got = bytes.len();
-                        let reason = format!("expected {count} bytes from rank {peer}, got {got}");
-                        let help = "run the same build of this program on all ranks";
-                        return Err(Error::setup("move data between hosts", reason, help));
-                    }
-                    self.content = Content::Received(bytes);
-                    return Ok(true);
-                }
-            }
+        if let Content::Done = self.content {
+            return Ok(true);
         }
-        traffic.check(peer).map(|()| false)
+        let mut traffic = panics::lock(&self.channel.mesh.traffic);
+        traffic.advance(self.peer);
+        let peer = traffic.peer(self.peer);
+        let is_done = match &mut self.content {
+            Content::Leaving(bytes) => peer.frames.pass(bytes),
+            Content::Queued => peer.frames.is_sent(),
+            Content::Awaited { letter, key, into } => {
+                if peer.receiver == Some(*letter) {
+                    let is_done = peer.frames.fill(into);
+                    peer.receiver = peer.receiver.filter(|_| !is_done);
+                    is_done
+                } else {
+                    // One of another length is an error.
+                    traffic.take(self.peer, *key, into)?
+                }
+            }
+            Content::Done => true,
+        };
+        if is_done {
+            self.content = Content::Done;
+            return Ok(true);
+        }
+        traffic.check(self.peer).map(|()| false)
     }
+}
 
-    /// The bytes received.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        match self.content {
-            Content::Received(bytes) => bytes,
-            Content::Sent { .. } => Vec::new(),
-            Content::Awaited { .. } => panic!("the message is still under way"),
+impl Drop for Letter<'_> {
+    fn drop(&mut self) {
+        if let Content::Done | Content::Queued = self.content {
+            return;
+        }
+        let mut traffic = panics::lock(&self.channel.mesh.traffic);
+        let peer = traffic.peer(self.peer);
+        match &self.content {
+            Content::Leaving(bytes) => peer.frames.give_up_sending(bytes),
+            Content::Awaited { letter, into, .. } => {
+                peer.posted.retain(|posted| posted.letter != *letter);
+                if peer.receiver == Some(*letter) {
+                    peer.receiver = None;
+                    peer.frames.give_up_receiving(into);
+                }
+            }
+            Content::Queued | Content::Done => {}
         }
     }
 }
