@@ -1,11 +1,12 @@
-//! Collectives within a host allocate nothing after their first run, counted by this test's
-//! allocator.
+//! Collectives allocate nothing after their first run, counted by this test's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::net::TcpListener;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, Reduce, World};
+use ddp_comm::{Group, Options, Reduce, World};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -50,6 +51,16 @@ fn every_call(group: &Group, tensors: &[Tensor], stream: &Stream) {
     }
 }
 
+fn tensors() -> Vec<Tensor> {
+    let sizes = [
+        (6, DType::F32),
+        (400_000, DType::F32),
+        (300_000, DType::BF16),
+    ];
+    let make = |&(count, dtype): &_| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
+    sizes.iter().map(make).collect()
+}
+
 #[test]
 fn after_the_first_round_nothing_is_allocated() {
     std::thread::scope(|scope| {
@@ -57,16 +68,7 @@ fn after_the_first_round_nothing_is_allocated() {
             scope.spawn(move || {
                 let group = world.group("main").unwrap();
                 let stream = Stream::default_of(Device::Cpu).unwrap();
-                let make =
-                    |&(count, dtype): &_| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
-                let tensors: Vec<Tensor> = [
-                    (6, DType::F32),
-                    (400_000, DType::F32),
-                    (300_000, DType::BF16),
-                ]
-                .iter()
-                .map(make)
-                .collect();
+                let tensors = tensors();
                 every_call(&group, &tensors, &stream);
                 for _ in 0..20 {
                     let (before, began) = (ALLOCATIONS.get(), Instant::now());
@@ -77,4 +79,56 @@ fn after_the_first_round_nothing_is_allocated() {
             });
         }
     });
+}
+
+/// Messages that come before they are waited for are kept: how many at a time depends on chance, so
+/// a round may allocate. There is memory for them then, and later rounds use it again.
+const KEPT_MAX: usize = 20;
+const ROUNDS: usize = 40;
+
+/// Each rank is a process of its own, which runs this test.
+#[test]
+fn between_hosts_calls_use_the_same_memory_again() {
+    let name = "between_hosts_calls_use_the_same_memory_again";
+    if std::env::var_os("RANK").is_some() {
+        return count_between_hosts();
+    }
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+    let port = port.unwrap().port().to_string();
+    let rank = |(rank, host)| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact", "--nocapture"]);
+        command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("DDP_TEST_HOST", host)]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        command
+            .env("DDP_JOB_SECRET", "the secret of this test")
+            .spawn()
+            .unwrap()
+    };
+    let ranks = [("0", "left"), ("1", "right")].map(rank);
+    let ends = ranks.map(|mut rank| rank.wait().unwrap());
+    assert!(ends.iter().all(|end| end.success()), "{ends:?}");
+}
+
+fn count_between_hosts() {
+    let options = Options {
+        timeout: Duration::from_secs(60),
+        ..Options::default()
+    };
+    let world = World::connect(&options).unwrap();
+    assert_eq!(world.transport(), "shared memory and tcp");
+    let group = world.group("main").unwrap();
+    let stream = Stream::default_of(Device::Cpu).unwrap();
+    let tensors = tensors();
+    every_call(&group, &tensors, &stream);
+    let (mut allocated, mut counted) = (0, 0);
+    for _ in 0..ROUNDS {
+        let (before, began) = (ALLOCATIONS.get(), Instant::now());
+        every_call(&group, &tensors, &stream);
+        if began.elapsed() < TRACKED_MIN {
+            allocated += ALLOCATIONS.get() - before;
+            counted += 1;
+        }
+    }
+    assert!(allocated <= KEPT_MAX, "{allocated} in {counted} rounds");
 }

@@ -6,10 +6,10 @@
 //! those of a single host. The last host sends the result to all.
 
 use std::ops::Range;
-use std::sync::Once;
+use std::sync::{Mutex, Once};
 use std::time::Duration;
 
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Device, Tensor, ops, panics};
 
 use crate::collective::{Call, Collective, Operation, Partials, Reduce};
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ pub(crate) struct Hosts {
     /// The leaders, on a leader.
     leaders: Option<Members>,
     everyone: Members,
+    /// Memory that calls use again.
+    scratch: [Mutex<Option<Tensor>>; 2],
 }
 
 impl Hosts {
@@ -52,7 +54,19 @@ impl Hosts {
             local,
             leaders,
             everyone,
+            scratch: Default::default(),
         }
+    }
+
+    /// (`count`): memory that only this call uses, one of two.
+    fn scratch(&self, number: usize, count: usize, dtype: DType) -> Result<Tensor> {
+        let mut kept = panics::lock(&self.scratch[number]);
+        let is_fit = |it: &Tensor| it.dtype() == dtype && it.count() >= count;
+        let tensor = match kept.take().filter(is_fit) {
+            Some(tensor) => tensor,
+            None => Tensor::zeros(&[count], dtype, Device::Cpu)?,
+        };
+        Ok(kept.insert(tensor).slice(0..count)?)
     }
 
     /// Returns when all ranks have come to the same call, as far as a rank can know: it continues
@@ -110,15 +124,15 @@ impl Hosts {
     fn all_gather(&self, met: &Met<'_>, tensor: &Tensor) -> Result<()> {
         let flat = tensor.flatten()?;
         let each = flat.count() / self.size();
-        let blocks = self.placement.hosts.iter().map(|ranks| {
+        let block = |host: usize| -> Result<Tensor> {
+            let ranks = &self.placement.hosts[host];
             let first = ranks[0] * each;
             Ok(flat.slice(first..first + ranks.len() * each)?)
-        });
-        let blocks: Vec<Tensor> = blocks.collect::<Result<_>>()?;
-        let own = &blocks[self.placement.host];
-        self.local.part(&met.local, Operation::AllGather, own)?;
-        let mut all = blocks.iter().enumerate();
-        all.try_for_each(|(host, block)| self.spread(met, block, host))
+        };
+        let own = block(self.placement.host)?;
+        self.local.part(&met.local, Operation::AllGather, &own)?;
+        let mut hosts = 0..self.placement.hosts.len();
+        hosts.try_for_each(|host| self.spread(met, &block(host)?, host))
     }
 
     /// Every rank's `tensor` becomes the reduction over all ranks.
@@ -133,10 +147,11 @@ impl Hosts {
             self.reduce_along(met, &flat, reduce)?;
             return self.spread(met, &flat, last);
         }
-        let wide = flat.to_dtype(DType::F32)?;
+        let wide = self.scratch(0, flat.count(), DType::F32)?;
+        ops::cast_into(&wide, &flat)?;
         self.reduce_along(met, &wide, reduce)?;
         self.spread(met, &wide, last)?;
-        Ok(flat.copy_from(&wide.to_dtype(tensor.dtype())?)?)
+        Ok(ops::cast_into(&flat, &wide)?)
     }
 
     /// Every rank's `tensor` becomes the sum in the order of a tree. Each host makes the sums that
@@ -146,7 +161,7 @@ impl Hosts {
         let count = flat.count();
         let own = tree.given_by(self.rank());
         // The tensor gets the result, so it cannot also hold what is summed.
-        let rows = Tensor::zeros(&[own * count], flat.dtype(), flat.device())?;
+        let rows = self.scratch(0, own * count, flat.dtype())?;
         let given = partials.rows.count();
         rows.slice(0..given)?.copy_from(&partials.rows.flatten()?)?;
         if given < rows.count() {
@@ -154,7 +169,7 @@ impl Hosts {
         }
         let sums_of = |ranks: &[usize]| tree.sums_of(ranks[0]..ranks[0] + ranks.len());
         let here = sums_of(self.placement.here());
-        let made = Tensor::zeros(&[here.len() * count], flat.dtype(), flat.device())?;
+        let made = self.scratch(1, here.len() * count, flat.dtype())?;
         for (number, order) in here.iter().enumerate() {
             let sum = made.slice(number * count..(number + 1) * count)?;
             let partials = Partials {
