@@ -94,8 +94,17 @@ pub(crate) struct Call<'a> {
     pub(crate) group: &'static str,
     /// The caller's source line.
     pub(crate) site: Site,
-    /// For sums along the tree of shards: of what they are made.
-    pub(crate) partials: Option<Partials<'a>>,
+    /// How a reduction adds.
+    pub(crate) sum: Sum<'a>,
+}
+
+/// How a reduction adds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sum<'a> {
+    /// The tensors of all ranks, in the order of the transport: in host memory that of the ranks.
+    Transport,
+    /// Partial sums over shards, in the order of their tree.
+    Tree(Partials<'a>),
 }
 
 /// What a sum along the tree of shards is made of, as this rank sees it.

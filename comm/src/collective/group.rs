@@ -16,7 +16,7 @@ use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::single::Single;
 use crate::collective::tree::SumTree;
-use crate::collective::{Call, Collective, Operation, Partials, Reduce, StopVote};
+use crate::collective::{Call, Collective, Operation, Partials, Reduce, StopVote, Sum};
 use crate::error::{Argument, Cause, Disagreement, Error, Result, SAME_CALLS};
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering of calls.
@@ -215,7 +215,7 @@ impl Group {
             is_followed: self.is_followed,
             group: self.name,
             site: pending.site,
-            partials: None,
+            sum: Sum::Transport,
         }
     }
 
@@ -307,7 +307,7 @@ impl Group {
         }
         let order = tree.order();
         let mut call = self.number(operation, Some(tensor), stream, site);
-        call.partials = Some(Partials { rows, order, tree });
+        call.sum = Sum::Tree(Partials { rows, order, tree });
         self.run_on_host(&call)
     }
 
@@ -400,7 +400,7 @@ impl Group {
             is_followed: self.is_followed,
             group: self.name,
             site,
-            partials: None,
+            sum: Sum::Transport,
         }
     }
 }

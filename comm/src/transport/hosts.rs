@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ddp_kernels::{DType, Device, Tensor, ops, panics};
 
-use crate::collective::{Call, Collective, Operation, Partials, Reduce};
+use crate::collective::{Call, Collective, Operation, Partials, Reduce, Sum};
 use crate::error::{Error, Result};
 use crate::transport::messages::{MESSAGE_BYTES_MAX, Members};
 use crate::transport::placement::{Placement, find};
@@ -76,7 +76,7 @@ impl Hosts {
         let with_grace = |grace: Duration| Call {
             timeout: call.timeout.saturating_add(grace),
             // Of the sums of a host: see `sum_along`.
-            partials: None,
+            sum: Sum::Transport,
             ..*call
         };
         let met = Met {
@@ -102,9 +102,9 @@ impl Hosts {
             ),
             Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
                 let met = self.meet(call)?;
-                match call.partials {
-                    Some(partials) => self.sum_along(&met, call.tensor(), partials),
-                    None => self.reduce(&met, call.tensor(), reduce),
+                match call.sum {
+                    Sum::Transport => self.reduce(&met, call.tensor(), reduce),
+                    Sum::Tree(partials) => self.sum_along(&met, call.tensor(), partials),
                 }
             }
             Operation::AllGather => self.all_gather(&self.meet(call)?, call.tensor()),
@@ -178,7 +178,7 @@ impl Hosts {
                 tree,
             };
             let call = Call {
-                partials: Some(partials),
+                sum: Sum::Tree(partials),
                 ..met.local
             };
             let operation = Operation::AllReduce(Reduce::Sum);

@@ -48,7 +48,7 @@ use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
 use self::slices::{SliceTerms, Staged};
-use crate::collective::{Call, Collective, Operation};
+use crate::collective::{Call, Collective, Operation, Sum};
 use crate::error::Result;
 
 /// How many groups may use a segment: channels are numbered from 0.
@@ -183,7 +183,7 @@ impl Shared {
         match operation {
             // Partial sums of a rank alone are still to be added.
             Operation::AllReduce(_) | Operation::ReduceScatter(_)
-                if self.size() == 1 && call.partials.is_none() =>
+                if self.size() == 1 && matches!(call.sum, Sum::Transport) =>
             {
                 Ok(())
             }
@@ -213,9 +213,9 @@ impl Shared {
                         self.exchange(turn, first, operation, (bytes, rows), dtype)
                     })
                 };
-                match call.partials {
-                    Some(partials) => call.with_bytes(partials.rows, exchange),
-                    None => exchange(&[]),
+                match call.sum {
+                    Sum::Transport => exchange(&[]),
+                    Sum::Tree(partials) => call.with_bytes(partials.rows, exchange),
                 }
             }),
         }
@@ -251,8 +251,10 @@ impl Shared {
         dtype: DType,
     ) -> Result<usize> {
         let size = self.size();
-        let partials = turn.call.partials;
-        let places = partials.map_or(1, |partials| partials.places());
+        let (places, is_along_tree) = match turn.call.sum {
+            Sum::Transport => (1, false),
+            Sum::Tree(partials) => (partials.places(), true),
+        };
         let piece_bytes = self.channel.segment.layout().piece_bytes;
         // A slot holds a piece of each partial sum that a rank gives.
         let piece_bytes = piece_bytes / places / GRAIN_BYTES * GRAIN_BYTES;
@@ -271,14 +273,14 @@ impl Shared {
         } else {
             bytes.len()
         };
-        if self.is_small(moved) && partials.is_none() {
+        if self.is_small(moved) && !is_along_tree {
             self.exchange_at_once(turn, operation, &cut, bytes, dtype)?;
             return Ok(0);
         }
         let slices = self.slices(turn, cut, first);
         let terms = |reduce| SliceTerms {
             reduce,
-            order: partials.map(|partials| partials.order),
+            sum: turn.call.sum,
             rows,
             place_bytes: piece_bytes,
         };

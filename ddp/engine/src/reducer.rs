@@ -267,9 +267,7 @@ impl Reducer {
             if !has_rows {
                 ops::zero(&sum.gradients)?;
             }
-            if let Some(along) = &sum.along {
-                sum.close(along, index)?;
-            }
+            sum.close_shard(index)?;
         }
         Ok(())
     }

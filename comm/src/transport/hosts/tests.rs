@@ -22,7 +22,7 @@ fn a_prefix_comes_first() {
         sequence: 0,
         timeout,
         is_followed: false,
-        partials: None,
+        sum: Sum::Transport,
         group: "main",
         site,
     };

@@ -29,8 +29,8 @@ use ddp_kernels::DType;
 use super::channel::{Channel, Count, NumberedCall};
 use super::layout::{DEPTH, SliceCut};
 use super::stream::copy_out;
-use crate::collective::Reduce;
 use crate::collective::tree::Addend;
+use crate::collective::{Partials, Reduce, Sum};
 use crate::error::Result;
 use ddp_kernels::sums::{Sources, add_in_order, reduce};
 
@@ -41,9 +41,8 @@ const BLOCK_BYTES: usize = 4096;
 #[derive(Clone, Copy)]
 pub(super) struct SliceTerms<'a> {
     pub(super) reduce: Reduce,
-    /// For partial sums: the order in which those of all ranks are added.
-    pub(super) order: Option<&'a [Addend]>,
-    /// This rank's, one after the other. One that is not in here is in the tensor that moves.
+    pub(super) sum: Sum<'a>,
+    /// This rank's partial sums, one after the other. One that is not in here is in the tensor that moves.
     pub(super) rows: &'a [u8],
     /// The most bytes of a piece: a slot holds one of each that a rank gives.
     pub(super) place_bytes: usize,
@@ -172,11 +171,11 @@ impl Staged<'_> {
                 // of this file).
                 unsafe { copy_out(target, source) };
             };
-            let Some(order) = terms.order else {
+            let Sum::Tree(partials) = terms.sum else {
                 copy(&bytes[range], 0);
                 continue;
             };
-            for part in order.iter().filter(|part| part.rank == *me) {
+            for part in partials.order.iter().filter(|part| part.rank == *me) {
                 let source = terms.within(part.row, bytes.len(), range.clone());
                 let source = source.unwrap_or(&bytes[range.clone()]);
                 copy(source, part.row * terms.place_bytes);
@@ -210,7 +209,10 @@ impl Staged<'_> {
                 .wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         }
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
-        let slot_bytes = terms.order.map_or(own.len(), |_| layout.piece_bytes);
+        let slot_bytes = match terms.sum {
+            Sum::Transport => own.len(),
+            Sum::Tree(_) => layout.piece_bytes,
+        };
         let reach = (ranks - 1) * stride_bytes + slot_bytes;
         let given = segment.pointer(layout.given(*index, 0, slot, *me), reach);
         let made = segment.pointer(layout.made(*index, *me, slot), own.len());
@@ -222,12 +224,12 @@ impl Staged<'_> {
                 ranks,
                 mine: *me,
             };
-            match terms.order {
+            match terms.sum {
                 // SAFETY: `pointer` checked the bounds. The others have counted this piece as
                 // given, and write there again only after this rank has counted it as made (see
                 // the top).
-                None => unsafe { reduce(dtype, terms.reduce, own, sources) },
-                Some(order) => {
+                Sum::Transport => unsafe { reduce(dtype, terms.reduce, own, sources) },
+                Sum::Tree(Partials { order, .. }) => {
                     let (from, until) = (range.start + start, range.start + start + own.len());
                     let place = |part: &Addend| {
                         assert!(part.rank < ranks);

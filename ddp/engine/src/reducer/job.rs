@@ -10,7 +10,7 @@ use ddp_kernels::Tensor;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::trace::{Label, Lane};
 
-use super::reduced::Reduced;
+use super::reduced::{Reduced, Sum};
 use crate::error::Result;
 
 /// What is done with a bucket.
@@ -32,7 +32,7 @@ impl CommJob {
     pub(super) fn label(&self, index: usize) -> Label {
         let named = |name| Label::new(Lane::Reductions, name);
         match self {
-            Self::Sum(bucket) if bucket.along.is_some() => {
+            Self::Sum(bucket) if matches!(bucket.sum, Sum::Tree(_)) => {
                 named("sum bucket over shards").at(index)
             }
             Self::Sum(bucket) if bucket.scatters() => named("reduce-scatter bucket").at(index),

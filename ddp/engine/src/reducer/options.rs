@@ -11,7 +11,7 @@ use ddp_nn::params::{Division, Parameter, Params, Sharing, Window};
 
 use super::job::CommJob;
 use super::plan::{self, Bucket, BucketSizes};
-use super::reduced::{BackupCopy, Reduced, received};
+use super::reduced::{BackupCopy, Reduced, Sum, TreeSum, received};
 use crate::error::{Error, Result};
 use crate::setting::SAME_BITS;
 
@@ -291,7 +291,7 @@ pub(super) fn jobs(
         (dtype, _) => dtype,
     };
     let rank = group.rank();
-    let along = |shards: usize| -> Result<_> {
+    let tree = |shards: usize| -> Result<_> {
         let tree = Arc::new(SumTree::new(shards, group.size()));
         let longest = buckets.iter().map(|bucket| bucket.range.len()).max();
         let count = match params.device() {
@@ -301,7 +301,7 @@ pub(super) fn jobs(
         let received = Tensor::empty(&[count], dtype, params.device())?;
         Ok((tree, received.named("partial sums of others")))
     };
-    let along = options.shards.map(along).transpose()?;
+    let tree = options.shards.map(tree).transpose()?;
     let frees = params.windows().is_some();
     let shared = match (frees, dtype == params.master_dtype()) {
         (true, false) => {
@@ -341,9 +341,16 @@ pub(super) fn jobs(
         };
         let own_sums = frees.then(|| params.gradients_of(own.clone()));
         let own = own.start - bucket.range.start..own.end - bucket.range.start;
-        let (own_sums, tree) = (own_sums.transpose()?, along.as_ref());
         let backup = backed_up.map(|from| backup(bucket, from)).transpose()?;
-        let sum = Reduced::new(gradients, own, travels, own_sums, rank, tree, backup)?;
+        let sum = match &tree {
+            None => Sum::Transport,
+            Some((tree, received)) => {
+                let sum = TreeSum::new(tree, rank, [&gradients, &travels], received)?;
+                Sum::Tree(Box::new(sum))
+            }
+        };
+        let own_sums = own_sums.transpose()?;
+        let sum = Reduced::new(gradients, own, travels, own_sums, sum, backup)?;
         Ok(Arc::new(sum))
     };
     let sums = buckets.iter().enumerate().map(sum);

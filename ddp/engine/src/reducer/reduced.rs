@@ -46,6 +46,15 @@ fn slice(count: usize, rank: usize, ranks: usize) -> Range<usize> {
     edge(rank)..edge(rank + 1)
 }
 
+/// How a bucket is summed.
+#[derive(Debug)]
+pub(super) enum Sum {
+    /// Over the ranks, in one call, in the order of the transport.
+    Transport,
+    /// Over the shards of the batch, along their tree.
+    Tree(Box<TreeSum>),
+}
+
 /// A bucket of gradients. Letters: E elements of the bucket, O that this rank gets the sums of.
 #[derive(Debug)]
 pub(super) struct Reduced {
@@ -61,8 +70,7 @@ pub(super) struct Reduced {
     own_sums: Option<Tensor>,
     /// With ZeRO-2: how often it was complete in this step.
     turn: AtomicUsize,
-    /// If the sum is one over the shards of the batch.
-    pub(super) along: Option<AlongTree>,
+    pub(super) sum: Sum,
     /// If the slice has a backup, which gets the sums, too.
     backup: Option<BackupCopy>,
 }
@@ -98,25 +106,21 @@ impl BackupCopy {
 }
 
 impl Reduced {
-    /// This rank gets the sums of the elements in `own`. With ZeRO-2 they stay in `own_sums`. With
-    /// a tree of shards, and memory for what arrives, sums are made along that.
+    /// This rank gets the sums of the elements in `own`. With ZeRO-2 they stay in `own_sums`.
     pub(super) fn new(
         gradients: Tensor,
         own: Range<usize>,
         travels: Tensor,
         own_sums: Option<Tensor>,
-        rank: usize,
-        along: Option<&(Arc<SumTree>, Tensor)>,
+        sum: Sum,
         backup: Option<BackupCopy>,
     ) -> Result<Reduced> {
-        let along = along
-            .map(|(tree, received)| AlongTree::new(tree, rank, [&gradients, &travels], received));
         Ok(Reduced {
             own: gradients.slice(own.clone())?,
             own_travels: travels.slice(own)?,
             own_sums,
             turn: AtomicUsize::new(0),
-            along: along.transpose()?,
+            sum,
             backup,
             gradients,
             travels,
@@ -135,14 +139,16 @@ impl Reduced {
 
     /// Bytes that this rank gives in a step.
     pub(super) fn given_bytes(&self) -> usize {
-        let of_tree = self.along.as_ref().map(AlongTree::given_bytes);
-        let of_backup = self.backup.as_ref().map_or(0, |it| it.own.bytes());
-        of_tree.unwrap_or(self.travels.bytes()) + of_backup
+        let of_sum = match &self.sum {
+            Sum::Transport => self.travels.bytes(),
+            Sum::Tree(tree) => tree.given_bytes(),
+        };
+        of_sum + self.backup.as_ref().map_or(0, |it| it.own.bytes())
     }
 
     /// Whether it takes messages between pairs of ranks.
     pub(super) fn has_messages(&self) -> bool {
-        self.along.is_some() || self.backup.is_some()
+        matches!(self.sum, Sum::Tree(_)) || self.backup.is_some()
     }
 
     /// Copies the gradients to what travels, before they are summed, or the sums back.
@@ -176,16 +182,14 @@ impl Reduced {
             return backup.map_or(Ok(()), |it| it.run(group, stream));
         };
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        if let Some(along) = self
-            .along
-            .as_ref()
-            .filter(|it| turn + 1 < it.additions.len())
+        if let Sum::Tree(tree) = &self.sum
+            && turn + 1 < tree.additions.len()
         {
-            return stream.scope(|| self.close(along, turn));
+            return stream.scope(|| self.close(tree, turn));
         }
         self.sum(group, small, stream)?;
-        stream.scope(|| match (turn, &self.along) {
-            (1.., None) => Ok(ops::axpy(own_sums, 1.0, &self.own)?),
+        stream.scope(|| match (turn, &self.sum) {
+            (1.., Sum::Transport) => Ok(ops::axpy(own_sums, 1.0, &self.own)?),
             _ => Ok(own_sums.copy_from(&self.own)?),
         })
     }
@@ -196,9 +200,9 @@ impl Reduced {
         faults::at(FaultPoint::Reduction)?;
         faults::flip(&self.gradients)?;
         let sum = |tensor: &Tensor| group.all_reduce(tensor, Reduce::Sum, stream);
-        if let Some(along) = &self.along {
+        if let Sum::Tree(tree) = &self.sum {
             small.iter().try_for_each(sum)?;
-            return self.sum_along(along, group, stream);
+            return self.sum_along(tree, group, stream);
         }
         self.convert(false, stream)?;
         group.grouped(|| {
@@ -212,14 +216,22 @@ impl Reduced {
         self.convert(true, stream)
     }
 
-    /// Adds the gradients of shard `index` of this rank, from 0, to the partial sums.
-    pub(super) fn close(&self, along: &AlongTree, index: usize) -> Result<()> {
-        let before = along.additions[..index].iter();
+    /// Adds the gradients of shard `index` of this rank, from 0, to the partial sums, if there are
+    /// any.
+    pub(super) fn close_shard(&self, index: usize) -> Result<()> {
+        match &self.sum {
+            Sum::Transport => Ok(()),
+            Sum::Tree(tree) => self.close(tree, index),
+        }
+    }
+
+    fn close(&self, tree: &TreeSum, index: usize) -> Result<()> {
+        let before = tree.additions[..index].iter();
         let left = before.fold(0, |left, additions| left + 1 - additions);
-        let (additions, is_last) = (along.additions[index], index + 1 == along.additions.len());
+        let (additions, is_last) = (tree.additions[index], index + 1 == tree.additions.len());
         self.round(&self.gradients)?;
         for number in 0..additions {
-            let kept = &along.kept[left - 1 - number];
+            let kept = &tree.kept[left - 1 - number];
             // The last sum stays where it is kept, unless it is about to be given.
             let stays = !is_last && number + 1 == additions;
             let [sum, added] = if stays {
@@ -231,7 +243,7 @@ impl Reduced {
             self.round(sum)?;
         }
         if additions == 0 && !is_last {
-            along.kept[left].copy_from(&self.gradients)?;
+            tree.kept[left].copy_from(&self.gradients)?;
         }
         Ok(())
     }
@@ -246,22 +258,20 @@ impl Reduced {
     }
 
     /// Closes the last shard, and completes the sum with the other ranks.
-    fn sum_along(&self, along: &AlongTree, group: &Group, stream: &Stream) -> Result<()> {
-        stream.scope(|| self.close(along, along.additions.len() - 1))?;
+    fn sum_along(&self, tree: &TreeSum, group: &Group, stream: &Stream) -> Result<()> {
+        stream.scope(|| self.close(tree, tree.additions.len() - 1))?;
         if group.size() == 1 {
             return Ok(());
         }
         if self.is_narrow() {
-            let mut given = along.given[..along.given.len() - 1].iter().zip(&along.kept);
+            let mut given = tree.given[..tree.given.len() - 1].iter().zip(&tree.kept);
             stream.scope(|| given.try_for_each(|(given, kept)| ops::cast_into(given, kept)))?;
         }
         self.convert(false, stream)?;
         let (travels, scatters) = (&self.travels, self.scatters());
         let exchange = || match travels.device() {
-            Device::Cpu => {
-                Ok(group.sum_along(travels, &along.rows, &along.tree, scatters, stream)?)
-            }
-            Device::Cuda(_) => along.exchange(group, travels, scatters, stream),
+            Device::Cpu => Ok(group.sum_along(travels, &tree.rows, &tree.tree, scatters, stream)?),
+            Device::Cuda(_) => tree.exchange(group, travels, scatters, stream),
         };
         // Ranks have different numbers of shards.
         announced("partial sums of shards", exchange)?;
@@ -272,7 +282,7 @@ impl Reduced {
 /// The partial sums of a bucket. Letters: E elements of the bucket, K partial sums that are kept, G
 /// that are given.
 #[derive(Debug)]
-pub(super) struct AlongTree {
+pub(super) struct TreeSum {
     tree: Arc<SumTree>,
     /// f32 (E) each, K of them: the partial sums so far, in order.
     kept: Vec<Tensor>,
@@ -288,14 +298,14 @@ pub(super) struct AlongTree {
     add_order: ops::AddOrder,
 }
 
-impl AlongTree {
+impl TreeSum {
     /// For the sum of `gradients`, of which `travels` is what travels of the last partial sum.
     pub(super) fn new(
         tree: &Arc<SumTree>,
         rank: usize,
         [gradients, travels]: [&Tensor; 2],
         received: &Tensor,
-    ) -> Result<AlongTree> {
+    ) -> Result<TreeSum> {
         let (count, before_last) = (gradients.count(), tree.given_by(rank) - 1);
         let rows_of = |rows: usize, like: &Tensor| -> Result<Tensor> {
             let all = Tensor::empty(&[rows * count], like.dtype(), like.device())?;
@@ -316,7 +326,7 @@ impl AlongTree {
         let given = [each(&rows)?, vec![travels.clone()]].concat();
         let order = tree.order().iter();
         let order: Vec<_> = order.map(|it| (it.rank == rank, it.additions)).collect();
-        Ok(AlongTree {
+        Ok(TreeSum {
             tree: Arc::clone(tree),
             kept: each(&all_kept)?,
             given,

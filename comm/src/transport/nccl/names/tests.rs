@@ -5,7 +5,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
-use crate::collective::Reduce;
+use crate::collective::{Reduce, Sum};
 
 const SUM: Operation = Operation::AllReduce(Reduce::Sum);
 
@@ -24,7 +24,7 @@ fn with<R>(operations: &[(Operation, &str, usize)], look: impl FnOnce(&[Call<'_>
         sequence: 0,
         timeout: Duration::from_secs(1),
         is_followed: false,
-        partials: None,
+        sum: Sum::Transport,
         group: "gradients",
         site: Location::caller(),
     };

@@ -1,4 +1,5 @@
 use super::*;
+use crate::collective::Sum;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 use std::panic::Location;
@@ -18,7 +19,7 @@ fn call<'a>(
         sequence,
         timeout,
         is_followed: false,
-        partials: None,
+        sum: Sum::Transport,
         group,
         site,
     }
