@@ -164,7 +164,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
 /// With e = e^(−|x|), which is within 2ε: 1/(1 + e) is within 3ε, e/(1 + e) within 5ε, their
 /// product within 9ε, and x times that is below 0.23.
 #[inline(always)]
-pub(crate) fn silu(x: f32) -> (f32, f32) {
+pub(crate) fn silu_and_slope(x: f32) -> (f32, f32) {
     // At ±104 e is 0 already; beyond, ∞ × 0 would give NaN.
     let x = at_least(x, -104.0);
     let e = exp(-x.abs());
@@ -172,6 +172,18 @@ pub(crate) fn silu(x: f32) -> (f32, f32) {
     let far = e * near;
     let s = if x < 0.0 { far } else { near };
     (x * s, at_most(x, 104.0).mul_add(near * far, s))
+}
+
+/// As `silu_and_slope`.
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    silu_and_slope(x).0
+}
+
+/// As `silu_and_slope`.
+#[inline(always)]
+pub(crate) fn silu_slope(x: f32) -> f32 {
+    silu_and_slope(x).1
 }
 
 /// 2 √(2/π): GELU's tanh form is x sigmoid(2u) with 2u = x (TWICE_U_1 + TWICE_U_3 x²).

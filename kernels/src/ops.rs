@@ -49,7 +49,8 @@ mod update;
 
 pub use crate::launch::{F32Math, f32_math, with_f32_math};
 pub use activation::{
-    Activation, activate, activate_backward_into, activate_into, swiglu_backward_into, swiglu_into,
+    AboutActivation, Activation, activate, activate_backward_into, activate_into,
+    swiglu_backward_into, swiglu_into,
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use addmm::{addmm, addmm_into};

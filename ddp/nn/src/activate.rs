@@ -16,22 +16,19 @@ impl Activate {
     pub fn new(activation: Activation) -> Activate {
         Activate(activation)
     }
-
-    /// max(z, 0)
-    pub fn relu() -> Activate {
-        Activate(Activation::Relu)
-    }
-
-    /// z·Φ(z), as `torch.nn.GELU()`.
-    pub fn gelu() -> Activate {
-        Activate(Activation::Gelu)
-    }
-
-    /// GELU by tanh, as `torch.nn.GELU("tanh")` and GPT-2.
-    pub fn gelu_tanh() -> Activate {
-        Activate(Activation::GeluTanh)
-    }
 }
+
+macro_rules! constructors {
+    ($($(#[$help:meta])* $Name:ident $method:ident $flag:literal $entry:tt)*) => {
+        impl Activate {
+            $($(#[$help])*
+            pub fn $method() -> Activate {
+                Activate(Activation::$Name)
+            })*
+        }
+    };
+}
+ddp_kernels::activations!(constructors);
 
 impl Module for Activate {
     fn forward(&self, _: &mut Scope<'_>, x: &Var) -> Var {

@@ -4,8 +4,9 @@
 //! f32 uses `math.rs`, with the same bits everywhere; f64, for checks, uses the C math library. −∞
 //! gives −0 in gelu and silu, where PyTorch gives NaN.
 //!
-//! A new activation is a variant of `Activation`, a type with its formulas, its name in
-//! `with_function!`, and the same in math.cuh; tests take it from `Activation::all`.
+//! An activation is an entry of `activations!`. Its value and its gradient are texts that are Rust
+//! as well as CUDA, written in the functions of formulas.rs; activations.cuh has them for kernels,
+//! and a test writes that file. Flags, methods, chains, epilogues and tests follow from the list.
 //!
 //! swiglu is `out = silu(gate) · up`, where one matmul made gate and up side by side: each row of x
 //! is a row of gate and then one of up. silu(z) is z / (1 + e⁻ᶻ). Letters: R rows, H columns of the
@@ -14,8 +15,10 @@
 use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
 use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, Slot};
-use crate::ops::elementwise::{binary_op, of_elements, unary_op};
-use crate::ops::formulas::Formulas;
+use crate::ops::elementwise::{Binary, Unary, binary_op, unary_op};
+use crate::ops::formulas::{
+    Formulas, gelu_erf, gelu_erf_grad, gelu_tanh, gelu_tanh_grad, number, select, silu, silu_slope,
+};
 use crate::ops::stored::{Stored, with_stored};
 use crate::setting::Choice;
 use crate::simd::multiversion;
@@ -24,23 +27,183 @@ use crate::{Tensor, choices};
 
 pub(super) static ACTIVATION: CuFile = CuFile::new("activation.cu", include_str!("activation.cu"));
 
-choices! {
-    /// A function of each element, which a linear layer can apply.
-    #[derive(Default)]
-    pub enum Activation {
-        /// max(z, 0)
-        #[default]
-        Relu = "relu",
-        /// z if it is positive, else 0.01·z
-        LeakyRelu = "leaky-relu",
-        /// max(z, 0)²
-        ReluSquared = "relu2",
-        /// z·Φ(z), exact
-        Gelu = "gelu",
-        /// z·Φ(z), approximated with tanh
-        GeluTanh = "gelu-tanh",
-    }
+/// What is known of an activation.
+pub struct AboutActivation {
+    /// Its module in PyTorch, if there is one.
+    pub pytorch: Option<&'static str>,
+    /// Whether its gradient is computed from its input; else from its output.
+    keeps_input: bool,
+    /// Whether memory is the bottleneck, not arithmetic.
+    memory_bound: bool,
+    /// How far f32 may be off at z, where the value is y, in units of 2⁻²⁴: the value, and the
+    /// gradient for dy = 1.
+    pub errors: fn(z: f64, y: f64) -> [f64; 2],
+    /// No slope near z is steeper.
+    pub steepest: fn(z: f64) -> f64,
 }
+
+/// Passes the list of activations to a macro, after other tokens. Each has its help, its type, its
+/// method, its flag, its value at z, its gradient (the derivative times dy, from z or from the
+/// output y), and `AboutActivation`.
+#[macro_export]
+macro_rules! activations {
+    ($to:ident $($first:tt)*) => {
+        $to! {
+            $($first)*
+            /// max(z, 0)
+            Relu relu "relu" {
+                // Not a maximum: that would turn NaN into 0. The slope is 0 at 0 and 1 at NaN.
+                value(z) { return select(z < number(0.0), number(0.0), z); }
+                gradient(dy, y) { return select(y <= number(0.0), number(0.0), dy); }
+                about AboutActivation {
+                    pytorch: Some("nn.ReLU()"),
+                    keeps_input: false,
+                    memory_bound: true,
+                    errors: |_, _| [0.0, 0.0],
+                    steepest: |_| 1.0,
+                }
+            }
+            /// z if it is positive, else 0.01·z
+            LeakyRelu leaky_relu "leaky-relu" {
+                // The slope is 0.01 at 0.
+                value(z) { return select(z > number(0.0), z, z * number(0.01)); }
+                gradient(dy, y) { return select(y > number(0.0), dy, dy * number(0.01)); }
+                about AboutActivation {
+                    pytorch: Some("nn.LeakyReLU()"),
+                    keeps_input: false,
+                    memory_bound: true,
+                    // The slope and the product round.
+                    errors: |_, y| [2.01 * y.abs(), 0.0201],
+                    steepest: |_| 1.0,
+                }
+            }
+            /// max(z, 0)²
+            ReluSquared relu_squared "relu2" {
+                value(z) { return select(z < number(0.0), number(0.0), z * z); }
+                gradient(dy, z) { return select(z <= number(0.0), number(0.0), dy * (z + z)); }
+                about AboutActivation {
+                    pytorch: None,
+                    keeps_input: true,
+                    memory_bound: true,
+                    // The square, and the product with dy.
+                    errors: |z, y| [y, 2.0 * z.abs()],
+                    steepest: |z| 2.1 * z.abs().max(1.0),
+                }
+            }
+            /// z·Φ(z), exact
+            Gelu gelu "gelu" {
+                value(z) { return gelu_erf(z); }
+                gradient(dy, z) { return dy * gelu_erf_grad(z); }
+                about AboutActivation {
+                    pytorch: Some("nn.GELU()"),
+                    keeps_input: true,
+                    memory_bound: false,
+                    // As math.rs says; the slope is below 1.2, and the product with dy rounds.
+                    errors: |z, _| [4.0 * z.abs().max(1.0), 6.0 + 1.2],
+                    steepest: |_| 1.13,
+                }
+            }
+            /// z·Φ(z), approximated with tanh
+            GeluTanh gelu_tanh "gelu-tanh" {
+                value(z) { return gelu_tanh(z); }
+                gradient(dy, z) { return dy * gelu_tanh_grad(z); }
+                about AboutActivation {
+                    pytorch: Some("nn.GELU(approximate=\"tanh\")"),
+                    keeps_input: true,
+                    memory_bound: false,
+                    errors: |z, _| [4.0 * z.abs().max(1.0), 8.0 + 1.2],
+                    steepest: |_| 1.13,
+                }
+            }
+            /// z / (1 + e⁻ᶻ)
+            Silu silu "silu" {
+                value(z) { return silu(z); }
+                gradient(dy, z) { return dy * silu_slope(z); }
+                about AboutActivation {
+                    pytorch: Some("nn.SiLU()"),
+                    keeps_input: true,
+                    memory_bound: false,
+                    errors: |_, y| [6.0 * y.abs(), 7.0 + 1.2],
+                    steepest: |_| 1.1,
+                }
+            }
+        }
+    };
+}
+
+macro_rules! declare {
+    ($(#[doc = $help:literal] $Name:ident $method:ident $flag:literal {
+        value($z:ident) $value:tt
+        gradient($dy:ident, $saved:ident) $gradient:tt
+        about $about:expr
+    })*) => {
+        choices! {
+            /// A function of each element, which a linear layer can apply.
+            #[derive(Hash)]
+            pub enum Activation {
+                $(#[doc = $help] $Name = $flag,)*
+            }
+        }
+
+        impl Activation {
+            /// What is known of it.
+            pub const fn about(self) -> &'static AboutActivation {
+                match self {
+                    $(Activation::$Name => &const { $about },)*
+                }
+            }
+
+            /// Its method, and the names of value and gradient in kernels.
+            pub(crate) const fn names(self) -> [&'static str; 2] {
+                match self {
+                    $(Activation::$Name => {
+                        [stringify!($method), concat!(stringify!($method), "_gradient")]
+                    })*
+                }
+            }
+
+            /// Its type in kernels.
+            pub(crate) const fn kind(self) -> &'static str {
+                match self {
+                    $(Activation::$Name => stringify!($Name),)*
+                }
+            }
+        }
+
+        $(
+            #[derive(Clone, Copy)]
+            pub(crate) struct $Name;
+
+            impl<T: Formulas> Unary<T> for $Name {
+                const MEMORY_BOUND: bool = Activation::$Name.about().memory_bound;
+                #[inline(always)]
+                #[allow(clippy::needless_return)]
+                fn apply(self, $z: T) -> T $value
+            }
+
+            impl<T: Formulas> Binary<T> for $Name {
+                const MEMORY_BOUND: bool = Activation::$Name.about().memory_bound;
+                #[inline(always)]
+                #[allow(clippy::needless_return)]
+                fn apply(self, $dy: T, $saved: T) -> T $gradient
+            }
+        )*
+
+        /// Of each: the type's name, and its functions in CUDA.
+        #[cfg(test)]
+        const TEXTS: &[(&str, &str)] = &[$((
+            stringify!($Name),
+            concat!(
+                "    static INLINE float value(float ", stringify!($z), ") ",
+                stringify!($value),
+                "\n    static INLINE float chain(float ", stringify!($dy),
+                ", float ", stringify!($saved), ") ",
+                stringify!($gradient),
+            ),
+        )),*];
+    };
+}
+activations!(declare);
 
 impl Activation {
     /// Every activation.
@@ -48,56 +211,32 @@ impl Activation {
         Activation::ALL.iter().map(|&(activation, ..)| activation)
     }
 
-    /// Its number in math.cuh. 0 stands for no activation.
+    /// Whether its gradient is computed from its input; else from its output.
+    pub fn keeps_input(self) -> bool {
+        self.about().keeps_input
+    }
+
+    /// Its number in activations.cuh. 0 stands for no activation.
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
     }
-
-    /// Whether its derivative is computed from its input; else from its output.
-    pub fn keeps_input(self) -> bool {
-        match self {
-            Activation::Relu | Activation::LeakyRelu => false,
-            Activation::ReluSquared | Activation::Gelu | Activation::GeluTanh => true,
-        }
-    }
 }
 
-/// The expression with `$f` as the type of an activation's formulas, compiled for each.
+/// The expression with `$f` as the type of an activation's formulas, compiled for each:
+/// `with_function!(activation, f => unary_in_place(z, f))`.
 macro_rules! with_function {
-    ($activation:expr, $f:ident => $value:expr) => {
-        with_function!($activation, $f => $value; Relu LeakyRelu ReluSquared Gelu GeluTanh)
-    };
-    ($activation:expr, $f:ident => $value:expr; $($Name:ident)+) => {
+    ([$activation:expr, $f:ident => $result:expr]
+        $($(#[$help:meta])* $Name:ident $method:ident $flag:literal $entry:tt)*) => {
         match $activation {
             $($crate::ops::activation::Activation::$Name => {
                 let $f = $crate::ops::activation::$Name;
-                $value
-            })+
+                $result
+            })*
         }
     };
+    ($($call:tt)*) => { $crate::activations! { with_function [$($call)*] } };
 }
 pub(crate) use with_function;
-
-// Each with its derivative times `dy`. Not max(): that would turn NaN into 0.
-of_elements! {
-    /// The derivative is 0 at 0 and 1 at NaN, as in PyTorch.
-    pub(crate) Relu(): (x) => if x < T::ZERO { T::ZERO } else { x },
-        (dy, y) => if y <= T::ZERO { T::ZERO } else { dy };
-    /// The derivative is 0.01 at 0, as in PyTorch.
-    pub(crate) LeakyRelu(): (x) => if x > T::ZERO { x } else { x * T::from_f64(0.01) },
-        (dy, y) => if y > T::ZERO { dy } else { dy * T::from_f64(0.01) };
-    pub(crate) ReluSquared(): (x) => if x < T::ZERO { T::ZERO } else { x * x },
-        (dy, x) => if x <= T::ZERO { T::ZERO } else { dy * (x + x) };
-}
-
-of_elements! { of Formulas =>
-    /// x Φ(x), Φ being the normal distribution. f32 is off by at most 4ε max(|x|, 1), ε = 2⁻²⁴; its
-    /// derivative by 6ε.
-    pub(crate) Gelu(): (x) => x.gelu_erf(), (dy, x) => dy * x.gelu_erf_grad();
-    /// x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³). f32 is off by at most 4ε max(|x|, 1);
-    /// its derivative by 8ε.
-    pub(crate) GeluTanh(): (x) => x.gelu_tanh(), (dy, x) => dy * x.gelu_tanh_grad();
-}
 
 /// `activation` of `x` in a new tensor.
 #[track_caller]
@@ -224,7 +363,7 @@ multiversion! {
         for (out, x) in out.chunks_exact_mut(columns.max(1)).zip(x.chunks_exact(2 * columns.max(1))) {
             let (gate, up) = x.split_at(columns);
             for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                *out = S::rounded(gate.wide().silu().0 * up.wide());
+                *out = S::rounded(gate.wide().silu() * up.wide());
             }
         }
     }
@@ -237,7 +376,7 @@ multiversion! {
         for (dx, dout) in rows.zip(dout.chunks_exact(columns.max(1))) {
             let (gate, up) = dx.split_at_mut(columns);
             for ((gate, up), &dout) in gate.iter_mut().zip(up).zip(dout) {
-                let ((silu, slope), dout) = (gate.wide().silu(), dout.wide());
+                let ((silu, slope), dout) = (gate.wide().silu_and_slope(), dout.wide());
                 *gate = S::rounded(dout * up.wide() * slope);
                 *up = S::rounded(dout * silu);
             }

@@ -6,9 +6,8 @@ use crate::Tensor;
 use crate::error::{Error, Result};
 use crate::launch::CuFile;
 use crate::ops::float::Float;
-use crate::ops::update::{
-    StepNumbers, UpdateRule, UpdateTensors, fused, number, root, select, update,
-};
+use crate::ops::formulas::{fused, number, root, select};
+use crate::ops::update::{StepNumbers, UpdateRule, UpdateTensors, update};
 
 pub(super) static SOURCE: CuFile = CuFile::new("adamw.cu", include_str!("adamw.cu"));
 

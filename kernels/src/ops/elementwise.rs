@@ -32,25 +32,20 @@ pub(crate) trait Binary<T>: Copy + Send + Sync {
 
 /// Declares functions of elements as types that are `Unary`, `Binary` or both; a number in brackets
 /// is f64, and T the type of elements:
-/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`. After `of Trait =>` T has its
-/// methods, and arithmetic is the bottleneck.
+/// `of_elements! { Scale(factor): (x) => x * T::from_f64(factor); }`.
 macro_rules! of_elements {
     (@struct [$($head:tt)*] ()) => { $($head)*; };
     (@struct [$($head:tt)*] ($number:ident)) => { $($head)*(f64); };
-    (@impl [$($of:tt)*] $Name:ident $number:tt ($x:ident) => $value:expr) => {
+    (@impl $Name:ident $number:tt ($x:ident) => $value:expr) => {
+        $crate::ops::elementwise::of_elements! { @impl $Name $number Unary [$x: T] => $value }
+    };
+    (@impl $Name:ident $number:tt ($a:ident, $b:ident) => $value:expr) => {
         $crate::ops::elementwise::of_elements! {
-            @impl [$($of)*] $Name $number Unary [$x: T] => $value
+            @impl $Name $number Binary [$a: T, $b: T] => $value
         }
     };
-    (@impl [$($of:tt)*] $Name:ident $number:tt ($a:ident, $b:ident) => $value:expr) => {
-        $crate::ops::elementwise::of_elements! {
-            @impl [$($of)*] $Name $number Binary [$a: T, $b: T] => $value
-        }
-    };
-    (@impl [$Of:path, $memory:literal] $Name:ident ($($number:ident)?) $Kind:ident
-        [$($x:ident: T),+] => $value:expr) => {
-        impl<T: $Of> $crate::ops::elementwise::$Kind<T> for $Name {
-            const MEMORY_BOUND: bool = $memory;
+    (@impl $Name:ident ($($number:ident)?) $Kind:ident [$($x:ident: T),+] => $value:expr) => {
+        impl<T: $crate::ops::float::Float> $crate::ops::elementwise::$Kind<T> for $Name {
             #[inline(always)]
             fn apply(self, $($x: T),+) -> T {
                 $(let $Name($number) = self;)?
@@ -58,18 +53,12 @@ macro_rules! of_elements {
             }
         }
     };
-    (@all $of:tt $($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
+    ($($(#[$meta:meta])* $seen:vis $Name:ident $number:tt: $($args:tt => $value:expr),+;)*) => {$(
         $crate::ops::elementwise::of_elements! {
             @struct [$(#[$meta])* #[derive(Clone, Copy)] $seen struct $Name] $number
         }
-        $($crate::ops::elementwise::of_elements! { @impl $of $Name $number $args => $value })+
+        $($crate::ops::elementwise::of_elements! { @impl $Name $number $args => $value })+
     )*};
-    (of $Of:path => $($all:tt)*) => {
-        $crate::ops::elementwise::of_elements! { @all [$Of, false] $($all)* }
-    };
-    ($($all:tt)*) => {
-        $crate::ops::elementwise::of_elements! { @all [$crate::ops::float::Float, true] $($all)* }
-    };
 }
 pub(crate) use of_elements;
 

@@ -1,34 +1,79 @@
-//! Functions of activations that f32 and f64 compute in different ways.
+//! The functions that the texts of activations and of rules call: the same names in math.cuh. Some
+//! are computed by f32 and f64 in different ways.
 
 use crate::math;
 use crate::ops::float::Float;
 
-/// Functions that f32 and f64 compute in different ways.
-pub(crate) trait Formulas: Float {
-    /// silu and its derivative.
-    fn silu(self) -> (Self, Self);
-    fn gelu_erf(self) -> Self;
-    fn gelu_erf_grad(self) -> Self;
-    fn gelu_tanh(self) -> Self;
-    fn gelu_tanh_grad(self) -> Self;
+/// `a × b + c`, rounded once.
+#[inline(always)]
+pub(crate) fn fused<T: Float>(a: T, b: T, c: T) -> T {
+    a.fused(b, c)
+}
+
+#[inline(always)]
+pub(crate) fn root<T: Float>(x: T) -> T {
+    x.root()
+}
+
+#[inline(always)]
+pub(crate) fn select<T>(condition: bool, yes: T, no: T) -> T {
+    if condition { yes } else { no }
+}
+
+#[inline(always)]
+pub(crate) fn number<T: Float>(x: f64) -> T {
+    T::from_f64(x)
+}
+
+#[inline(always)]
+pub(crate) fn exponential<T: Float>(x: T) -> T {
+    x.exponential()
+}
+
+#[inline(always)]
+pub(crate) fn logarithm<T: Float>(x: T) -> T {
+    x.logarithm()
+}
+
+#[inline(always)]
+pub(crate) fn hyperbolic_tangent<T: Float>(x: T) -> T {
+    x.tanh()
 }
 
 macro_rules! formulas {
-    ($T:ty, $from:ident: $($name:ident -> $To:ty),+) => {
+    ($($name:ident)*) => {
+        /// Functions that f32 and f64 compute in different ways.
+        pub(crate) trait Formulas: Float {
+            fn silu_and_slope(self) -> (Self, Self);
+            $(fn $name(self) -> Self;)*
+        }
+
+        formulas! { f32, math: $($name)* }
+        formulas! { f64, in_f64: $($name)* }
+
+        $(
+            #[inline(always)]
+            pub(crate) fn $name<T: Formulas>(x: T) -> T {
+                x.$name()
+            }
+        )*
+    };
+    ($T:ty, $from:ident: $($name:ident)*) => {
         impl Formulas for $T {
+            #[inline(always)]
+            fn silu_and_slope(self) -> ($T, $T) {
+                $from::silu_and_slope(self)
+            }
             $(
                 #[inline(always)]
-                fn $name(self) -> $To {
+                fn $name(self) -> $T {
                     $from::$name(self)
                 }
-            )+
+            )*
         }
     };
 }
-formulas!(f32, math: silu -> (f32, f32), gelu_erf -> f32, gelu_erf_grad -> f32, gelu_tanh -> f32,
-    gelu_tanh_grad -> f32);
-formulas!(f64, in_f64: silu -> (f64, f64), gelu_erf -> f64, gelu_erf_grad -> f64, gelu_tanh -> f64,
-    gelu_tanh_grad -> f64);
+formulas! { sigmoid silu silu_slope gelu_erf gelu_erf_grad gelu_tanh gelu_tanh_grad }
 
 /// In f64, within a few 2⁻⁵³ of max(|x|, 1): for finite differences.
 mod in_f64 {
@@ -77,7 +122,19 @@ mod in_f64 {
         0.5 * erfc(-x * FRAC_1_SQRT_2) + x * density
     }
 
-    pub(super) fn silu(x: f64) -> (f64, f64) {
+    pub(super) fn sigmoid(x: f64) -> f64 {
+        1.0 / (1.0 + (-x).exp())
+    }
+
+    pub(super) fn silu(x: f64) -> f64 {
+        silu_and_slope(x).0
+    }
+
+    pub(super) fn silu_slope(x: f64) -> f64 {
+        silu_and_slope(x).1
+    }
+
+    pub(super) fn silu_and_slope(x: f64) -> (f64, f64) {
         // At ±750 e^−|x| is 0 already; beyond, ∞ × 0 would give NaN.
         let x = if x < -750.0 { -750.0 } else { x };
         let s = 1.0 / (1.0 + (-x).exp());

@@ -1,5 +1,5 @@
-// Random bits, and the functions of math.rs and activation.rs with the same bits. common.cuh
-// includes it.
+// Random bits, and the functions of math.rs, formulas.rs and activation.rs with the same bits.
+// common.cuh includes it.
 #pragma once
 
 // ---- random bits (random.rs) ----
@@ -41,6 +41,12 @@ constexpr float ROUND_TO_INTEGER = 12582912.0f;
 constexpr u32 ROUND_TO_INTEGER_BITS = 0x4b400000u;
 constexpr float LOG2_E = 1.44269504088896340736f;
 constexpr float LN_2 = 0.693147180559945309417232121458f;
+
+// What texts that are Rust as well as CUDA call: see formulas.rs.
+INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+INLINE float root(float x) { return sqrtf(x); }
+INLINE float select(bool condition, float yes, float no) { return condition ? yes : no; }
+INLINE float number(float x) { return x; }
 
 INLINE float at_least(float x, float low) { return x < low ? low : x; }
 INLINE float at_most(float x, float high) { return x > high ? high : x; }
@@ -110,6 +116,17 @@ INLINE float silu(float x, float& slope) {
     return x * s;
 }
 
+INLINE float silu(float x) {
+    float slope;
+    return silu(x, slope);
+}
+
+INLINE float silu_slope(float x) {
+    float slope;
+    silu(x, slope);
+    return slope;
+}
+
 constexpr float TWICE_U_1 = 1.595769f;
 constexpr float TWICE_U_3 = 0.071354814f;
 
@@ -164,33 +181,15 @@ INLINE float gelu_erf_grad(float x) {
     return fmaf(x * 0.3989423f, e, integral);
 }
 
-// ---- activations: their values and derivatives times dy, as in activation.rs ----
+// ---- activations: their values and derivatives times dy ----
 
 struct Identity {
     static INLINE float value(float z) { return z; }
     static INLINE float chain(float dy, float) { return dy; }
 };
-struct Relu {
-    // Not fmaxf: that would turn NaN into 0.
-    static INLINE float value(float z) { return z < 0.0f ? 0.0f : z; }
-    static INLINE float chain(float dy, float y) { return y <= 0.0f ? 0.0f : dy; }
-};
-struct LeakyRelu {
-    static INLINE float value(float z) { return z > 0.0f ? z : z * 0.01f; }
-    static INLINE float chain(float dy, float y) { return y > 0.0f ? dy : dy * 0.01f; }
-};
-struct ReluSquared {
-    static INLINE float value(float z) { return z < 0.0f ? 0.0f : z * z; }
-    static INLINE float chain(float dy, float z) { return z <= 0.0f ? 0.0f : dy * (z + z); }
-};
-struct Gelu {
-    static INLINE float value(float z) { return gelu_erf(z); }
-    static INLINE float chain(float dy, float z) { return dy * gelu_erf_grad(z); }
-};
-template <class T> struct GeluTanh {
-    static INLINE float value(float z) { return gelu_tanh(z); }
-    static INLINE float chain(float dy, float z) { return dy * gelu_tanh_grad(z); }
-};
+
+#include "activations.cuh"
+
 /// With the GPU's own 2ˣ and quotient, which are exact enough for bf16.
 template <> struct GeluTanh<bf16> {
     /// sigmoid(2u), where tanh u is in the formula; z is from −15 up, or NaN.
@@ -207,17 +206,6 @@ template <> struct GeluTanh<bf16> {
         return dy * fmaf(z * slope * s, 1.0f - s, s);
     }
 };
-
-/// The statement with F as the activation of this number, exact enough for elements of type T.
-#define WITH_ACTIVATION(NUMBER, T, F, ...)                                                                             \
-    switch (NUMBER) {                                                                                                  \
-    case 0: { typedef Identity F; __VA_ARGS__ } break;                                                                 \
-    case 1: { typedef Relu F; __VA_ARGS__ } break;                                                                     \
-    case 2: { typedef LeakyRelu F; __VA_ARGS__ } break;                                                                \
-    case 3: { typedef ReluSquared F; __VA_ARGS__ } break;                                                              \
-    case 4: { typedef Gelu F; __VA_ARGS__ } break;                                                                     \
-    case 5: { typedef GeluTanh<T> F; __VA_ARGS__ } break;                                                              \
-    }
 
 /// (sin 2πu, cos 2πu) for u in [0, 1).
 INLINE float2 sin_cos_turns(float u) {

@@ -6,8 +6,9 @@ use crate::launch::{CuFile, Grid, args};
 use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::elementwise::{GRAIN, of_elements, unary_in_place};
 use crate::ops::float::Float;
+use crate::ops::formulas::{fused, number, select};
 use crate::ops::sgd::SgdConstants;
-use crate::ops::update::{StepNumbers, UpdateRule, UpdateTensors, fused, number, select, update};
+use crate::ops::update::{StepNumbers, UpdateRule, UpdateTensors, update};
 use crate::{Tensor, threads};
 
 pub(super) static SOURCE: CuFile = CuFile::new("muon.cu", include_str!("muon.cu"));

@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::launch::CuFile;
 use crate::ops::adamw::check_finite;
 use crate::ops::float::Float;
-use crate::ops::update::{StepNumbers, UpdateRule, UpdateTensors, fused, number, select, update};
+use crate::ops::formulas::{fused, number, select};
+use crate::ops::update::{StepNumbers, UpdateRule, UpdateTensors, update};
 
 pub(super) static SOURCE: CuFile = CuFile::new("sgd.cu", include_str!("sgd.cu"));
 

@@ -2,12 +2,8 @@
 #pragma once
 #include "chunks.cuh"
 
-// What the texts of rules are written in, besides arithmetic and assignments.
+// What the texts of rules are written in, besides arithmetic and what formulas.rs names.
 #define let const float
-INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }
-INLINE float root(float x) { return sqrtf(x); }
-INLINE float select(bool condition, float yes, float no) { return condition ? yes : no; }
-INLINE float number(float x) { return x; }
 
 /// What a rule reads besides an element's own numbers.
 struct StepNumbers {

@@ -4,7 +4,7 @@
 //!
 //! The arithmetic of one element is a text, `<rule>_rule.cuh`, that is Rust as well as CUDA. So
 //! both have the same bits. It reads and assigns the variables of `UpdateRule::step` around it, and
-//! calls `fused`, `root`, `select` and `number`.
+//! calls functions of formulas.rs.
 //!
 //! What changes from step to step (learning rate, bias corrections, clip scale, the non-finite
 //! flag) is read from small tensors on the device, so that a captured graph can be replayed.
@@ -15,6 +15,7 @@ use crate::launch::{CuFile, args};
 use crate::ops::call::{Buffer, FLOATS, OpCall, with_float};
 use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
+use crate::ops::formulas::select;
 use crate::ops::step;
 use crate::simd::multiversion;
 use crate::threads::Shares;
@@ -84,27 +85,6 @@ pub(super) trait UpdateRule<const N: usize> {
     const SCALARS: Option<(usize, &'static str)>;
     /// `grad` is scaled.
     fn step<T: Float>(state: [T; N], grad: T, of: &StepNumbers<T>) -> [T; N];
-}
-
-/// `a × b + c`, rounded once.
-#[inline(always)]
-pub(super) fn fused<T: Float>(a: T, b: T, c: T) -> T {
-    a.fused(b, c)
-}
-
-#[inline(always)]
-pub(super) fn root<T: Float>(x: T) -> T {
-    x.root()
-}
-
-#[inline(always)]
-pub(super) fn select<T>(condition: bool, yes: T, no: T) -> T {
-    if condition { yes } else { no }
-}
-
-#[inline(always)]
-pub(super) fn number<T: Float>(x: f64) -> T {
-    T::from_f64(x)
 }
 
 /// Elements of a chunk that are updated at a time where they are also rounded into copies: as many

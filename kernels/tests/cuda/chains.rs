@@ -31,7 +31,7 @@ fn tensor(dims: &[usize], seed: u64) -> Tensor {
 
 #[test]
 fn each_function_has_the_cpu_s_bits() {
-    for (at, function) in Function::ALL.into_iter().enumerate() {
+    for (at, function) in Function::all().into_iter().enumerate() {
         let count = SIZES[at % SIZES.len()].max(100);
         let x: Vec<Tensor> = (0..3).map(|seed| tensor(&[count], seed)).collect();
         let arguments = function.arguments();

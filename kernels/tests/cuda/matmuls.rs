@@ -157,25 +157,20 @@ fn activations() -> impl Iterator<Item = Option<Activation>> {
 
 /// How much steeper than 1 an activation is near z, at most.
 fn slope(activation: Option<Activation>, z: f64) -> f64 {
-    match activation {
-        None | Some(Activation::Relu | Activation::LeakyRelu) => 1.0,
-        Some(Activation::Gelu | Activation::GeluTanh) => 1.13,
-        Some(Activation::ReluSquared) => 2.1 * z.abs().max(1.0),
-    }
+    activation.map_or(1.0, |it| (it.about().steepest)(z))
 }
 
-/// What an activation, or its derivative, of z adds to an error before it. Ours is off by at most 8
-/// units of f32.
-fn activation_bound(activation: Option<Activation>, z: f64, kind: (DType, F32Math)) -> f64 {
-    let unit = match activation {
-        None | Some(Activation::Relu) => 0.0,
-        Some(Activation::GeluTanh) if kind != KINDS[0] => 2.5e-4,
-        Some(Activation::Gelu | Activation::GeluTanh) => 8.0 * 2f64.powi(-24),
-        // The factor of 0.01, and the product with it.
-        Some(Activation::LeakyRelu) => 2.01 * 2f64.powi(-24),
-        Some(Activation::ReluSquared) => 2.0 * z.abs() * 2f64.powi(-24),
-    };
-    unit * z.abs().max(1.0)
+/// What an activation, which is y at z, adds to an error before it, and what its derivative does.
+fn activation_bounds(
+    activation: Option<Activation>,
+    [z, y]: [f64; 2],
+    kind: (DType, F32Math),
+) -> [f64; 2] {
+    match activation {
+        Some(Activation::GeluTanh) if kind != KINDS[0] => [2.5e-4 * z.abs().max(1.0); 2],
+        Some(it) => (it.about().errors)(z, y).map(|units| units * 2f64.powi(-24)),
+        None => [0.0; 2],
+    }
 }
 
 struct Layer {

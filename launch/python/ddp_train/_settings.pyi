@@ -199,7 +199,7 @@ class Settings(TypedDict, total=False):
     hidden: Value
     """Widths of the hidden layers, separated by commas; write the word none for a linear model
     [default: 256,128]"""
-    activation: Optional[Literal["relu", "leaky-relu", "relu2", "gelu", "gelu-tanh"]]
+    activation: Optional[Literal["relu", "leaky-relu", "relu2", "gelu", "gelu-tanh", "silu"]]
     """Activation function between the layers [default: relu]"""
     linear_path: Optional[bool]
     """Add a linear model of the inputs to the output. The perceptron then sees x/√(1 + (x/3)²), and

@@ -317,7 +317,8 @@ fn applied(function: Function, [a, b, c]: [f64; 3]) -> Option<f64> {
         Where => [b, c][usize::from(a == 0.0)],
         Neg => -a,
         Abs => a.abs(),
-        Exp | Log | Sqrt | Rsqrt | Tanh | Sigmoid | Silu | SiluSlope | Gelu | GeluSlope
-        | GeluTanh | GeluTanhSlope | Relu | Round => return None,
+        Exp | Log | Sqrt | Rsqrt | Tanh | Sigmoid | Round | Activation(_) | Gradient(_) => {
+            return None;
+        }
     })
 }

@@ -166,8 +166,6 @@ functions! {
     tanh Tanh;
     /// 1 / (1 + e⁻ˣ)
     sigmoid Sigmoid;
-    /// x / (1 + e⁻ˣ)
-    silu Silu;
 }
 
 macro_rules! operators {
@@ -238,7 +236,7 @@ impl Neg for Var {
 
 impl Operation for Apply {
     fn name(&self) -> String {
-        snake_case(&format!("{:?}", self.0))
+        self.0.name().to_string()
     }
 
     fn kind(&self, of: &[Option<Kind>]) -> Option<Kind> {
@@ -291,7 +289,6 @@ fn slopes(function: Function, &Backward { x, y, d }: &Backward<'_>) -> Vec<Optio
         let half = less.equal(greater).select(&(d * 0.5), d);
         Some(greater.less(less).select(&d.constant(0.0), &half))
     };
-    let slope = |function: Function| Some(d * Var::apply(function, &[&x[0]]));
     let one = match function {
         Add => return vec![Some(d.clone()), Some(d.clone())],
         Sub => return vec![Some(d.clone()), Some(-d)],
@@ -319,15 +316,12 @@ fn slopes(function: Function, &Backward { x, y, d }: &Backward<'_>) -> Vec<Optio
         Rsqrt => Some(d * -0.5 * (y * y * y)),
         Tanh => Some(d * (1.0 - y * y)),
         Sigmoid => Some(d * (y * (1.0 - y))),
-        Relu => {
-            let zero = d.constant(0.0);
-            Some(y.less_equal(&zero).select(&zero, d))
+        Activation(activation) => {
+            let kept = if activation.keeps_input() { &x[0] } else { y };
+            Some(Var::apply(Gradient(activation), &[d, kept]))
         }
-        Silu => slope(SiluSlope),
-        Gelu => slope(GeluSlope),
-        GeluTanh => slope(GeluTanhSlope),
-        // No gradient flows through comparisons, and forwards have no slopes.
-        Less | LessEqual | Equal | SiluSlope | GeluSlope | GeluTanhSlope | Round => None,
+        // No gradient flows through comparisons, and forwards have no gradients.
+        Less | LessEqual | Equal | Gradient(_) | Round => None,
     };
     let mut all = vec![None; x.len()];
     all[0] = one;

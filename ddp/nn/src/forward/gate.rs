@@ -1,6 +1,7 @@
 //! Gated activations, by kernels and by chains.
 
 use ddp_kernels::Tensor;
+use ddp_kernels::ops::Activation::GeluTanh;
 use ddp_kernels::ops::ChainStep::{Apply, Load, Store};
 use ddp_kernels::ops::{self, Chain, ChainStep, ChainView, Function};
 
@@ -28,30 +29,36 @@ impl Operation for Gated {
     }
 
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
-        use Function::{GeluTanh, Mul};
         let (out, x) = (&r.take_rows(0)?, &r.rows(0)?);
         if self.0 == Gate::Swiglu {
             return Ok(ops::swiglu_into(out, x)?);
         }
-        let gelu = [Apply(GeluTanh, [0; 3]), Apply(Mul, [3, 1, 0]), Store(0, 4)];
+        let gelu = [
+            Apply(Function::Activation(GeluTanh), [0; 3]),
+            Apply(Function::Mul, [3, 1, 0]),
+            Store(0, 4),
+        ];
         halves([out, x], None, 0, &gelu)
     }
 }
 
 impl Operation for GatedBackward {
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {
-        use Function::{GeluTanh, GeluTanhSlope, Mul};
+        use Function::{Activation, Gradient, Mul};
         let (dx, d, x) = (&r.take_rows(0)?, &r.rows(0)?, &r.rows(1)?);
         if self.0 == Gate::Swiglu {
             return Ok(ops::swiglu_backward_into(dx, d, x)?);
         }
         let of_gate = [
-            Apply(GeluTanhSlope, [0; 3]),
             Apply(Mul, [2, 1, 0]),
-            Apply(Mul, [4, 3, 0]),
-            Store(0, 5),
+            Apply(Gradient(GeluTanh), [3, 0, 0]),
+            Store(0, 4),
         ];
-        let of_up = [Apply(GeluTanh, [0; 3]), Apply(Mul, [2, 3, 0]), Store(0, 4)];
+        let of_up = [
+            Apply(Activation(GeluTanh), [0; 3]),
+            Apply(Mul, [2, 3, 0]),
+            Store(0, 4),
+        ];
         halves([dx, x], Some(d), 0, &of_gate)?;
         halves([dx, x], Some(d), d.shape()[1], &of_up)
     }

@@ -33,33 +33,6 @@ impl Var {
         self.push(Activate(activation), &[self], self.shape())
     }
 
-    /// x·Φ(x), exact
-    #[track_caller]
-    pub fn gelu(&self) -> Var {
-        self.applied(Activation::Gelu, Function::Gelu)
-    }
-
-    /// `gelu` approximated with tanh
-    #[track_caller]
-    pub fn gelu_tanh(&self) -> Var {
-        self.applied(Activation::GeluTanh, Function::GeluTanh)
-    }
-
-    /// max(x, 0)
-    #[track_caller]
-    pub fn relu(&self) -> Var {
-        self.applied(Activation::Relu, Function::Relu)
-    }
-
-    /// By a linear layer, or within a chain.
-    #[track_caller]
-    fn applied(&self, activation: Activation, function: Function) -> Var {
-        if let Op::Linear(_) = self.op() {
-            return self.activate(activation);
-        }
-        Var::apply(function, &[self])
-    }
-
     /// A linear layer that the loss may run, to whose output, below `cap`, `mask` is added.
     pub(crate) fn as_head(&self, mask: Option<&Var>, cap: f64) -> Var {
         let inputs: Vec<Var> = self.inputs().into_iter().chain(mask.cloned()).collect();
@@ -94,6 +67,30 @@ impl Var {
             && inputs.filter(|it| **it == weight.id).count() == 1;
         let of = || (self.id, trace.nodes[self.id].inputs.clone(), 0.0);
         noted.or_else(|| is_head.then(of))
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$help:meta])* $Name:ident $method:ident $flag:literal $entry:tt)*) => {
+        impl Var {
+            $($(#[$help])*
+            #[track_caller]
+            pub fn $method(&self) -> Var {
+                self.activated(Activation::$Name)
+            })*
+        }
+    };
+}
+ddp_kernels::activations!(methods);
+
+impl Var {
+    /// By a linear layer, or within a chain: always for SiLU, since gates multiply it.
+    #[track_caller]
+    fn activated(&self, activation: Activation) -> Var {
+        if activation != Activation::Silu && matches!(self.op(), Op::Linear(_)) {
+            return self.activate(activation);
+        }
+        Var::apply(Function::Activation(activation), &[self])
     }
 }
 

@@ -85,7 +85,7 @@ macro_rules! dispatch {
 }
 operations!(dispatch);
 
-/// `SiluSlope(…)` as `silu_slope`.
+/// `NormBackward(…)` as `norm_backward`.
 pub(super) fn snake_case(text: &str) -> String {
     let mut name = String::new();
     let letters = text.chars().take_while(|c| c.is_alphanumeric());

@@ -76,14 +76,7 @@ impl Family for MlpSpec {
     }
 
     fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
-        let activation = match self.activation {
-            Activation::Relu => "nn.ReLU()",
-            Activation::LeakyRelu => "nn.LeakyReLU()",
-            // PyTorch has no module for it.
-            Activation::ReluSquared => return None,
-            Activation::Gelu => "nn.GELU()",
-            Activation::GeluTanh => "nn.GELU(approximate=\"tanh\")",
-        };
+        let activation = self.activation.about().pytorch?;
         let mut inputs = row_shape.last().copied().unwrap_or(0);
         let mut layers = Vec::new();
         for &width in &self.hidden {

@@ -37,7 +37,7 @@ macro_rules! headers {
 
 /// The headers that kernels include.
 const HEADERS: &[(&str, &str)] = headers! {
-    "common.cuh" "math.cuh" "chunks.cuh" "cross_entropy.cuh" "attention_tiles.cuh" "update.cuh"
+    "common.cuh" "math.cuh" "activations.cuh" "chunks.cuh" "cross_entropy.cuh" "attention_tiles.cuh" "update.cuh"
     "adamw_rule.cuh" "sgd_rule.cuh" "sgd_momentum_rule.cuh" "muon_rule.cuh"
 };
 

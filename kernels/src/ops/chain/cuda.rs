@@ -254,13 +254,8 @@ fn formula(function: Function, [a, b, c]: [String; 3]) -> String {
         Function::Rsqrt => format!("1.0f / sqrtf({a})"),
         Function::Tanh => format!("hyperbolic_tangent({a})"),
         Function::Sigmoid => format!("sigmoid({a})"),
-        Function::Silu => format!("silu_of({a})"),
-        Function::SiluSlope => format!("silu_slope({a})"),
-        Function::Gelu => format!("gelu_erf({a})"),
-        Function::GeluSlope => format!("gelu_erf_grad({a})"),
-        Function::GeluTanh => format!("gelu_tanh({a})"),
-        Function::GeluTanhSlope => format!("gelu_tanh_grad({a})"),
-        Function::Relu => format!("{a} < 0.0f ? 0.0f : {a}"),
+        Function::Activation(it) => format!("{}<float>::value({a})", it.kind()),
+        Function::Gradient(it) => format!("{}<float>::chain({a}, {b})", it.kind()),
         Function::Round => format!("wide(narrow<bf16>({a}))"),
     }
 }

@@ -2,24 +2,20 @@
 
 use super::steps::Function;
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
-use crate::math;
+use crate::ops::activation::with_function;
+use crate::ops::elementwise::{Binary, Unary};
 use crate::ops::float::{Float, LANES, tree_sum};
-use crate::ops::formulas::Formulas;
+use crate::ops::formulas::{Formulas, exponential, hyperbolic_tangent, logarithm, root, sigmoid};
 use crate::simd::multiversion;
 
 /// Functions that f32 and f64 compute in different ways.
 pub(crate) trait Math: Formulas {
-    fn sigmoid(self) -> Self;
     fn size(self) -> Self;
     fn from_bf16(x: bf16) -> Self;
     fn to_bf16(self) -> bf16;
 }
 
 impl Math for f32 {
-    #[inline(always)]
-    fn sigmoid(self) -> f32 {
-        math::sigmoid(self)
-    }
     #[inline(always)]
     fn size(self) -> f32 {
         self.abs()
@@ -39,10 +35,6 @@ impl Math for f32 {
 }
 
 impl Math for f64 {
-    #[inline(always)]
-    fn sigmoid(self) -> f64 {
-        1.0 / (1.0 + (-self).exp())
-    }
     #[inline(always)]
     fn size(self) -> f64 {
         self.abs()
@@ -148,19 +140,18 @@ multiversion! {
             }
             Function::Neg => unary!(out, a: |x| x * T::from_f64(-1.0)),
             Function::Abs => unary!(out, a: |x| x.size()),
-            Function::Exp => unary!(out, a: |x| x.exponential()),
-            Function::Log => unary!(out, a: |x| x.logarithm()),
-            Function::Sqrt => unary!(out, a: |x| x.root()),
-            Function::Rsqrt => unary!(out, a: |x| T::ONE / x.root()),
-            Function::Tanh => unary!(out, a: |x| Float::tanh(x)),
-            Function::Sigmoid => unary!(out, a: |x| Math::sigmoid(x)),
-            Function::Silu => unary!(out, a: |x| x.silu().0),
-            Function::SiluSlope => unary!(out, a: |x| x.silu().1),
-            Function::Gelu => unary!(out, a: |x| x.gelu_erf()),
-            Function::GeluSlope => unary!(out, a: |x| x.gelu_erf_grad()),
-            Function::GeluTanh => unary!(out, a: |x| x.gelu_tanh()),
-            Function::GeluTanhSlope => unary!(out, a: |x| x.gelu_tanh_grad()),
-            Function::Relu => unary!(out, a: |x| if x < T::ZERO { T::ZERO } else { x }),
+            Function::Exp => unary!(out, a: |x| exponential(x)),
+            Function::Log => unary!(out, a: |x| logarithm(x)),
+            Function::Sqrt => unary!(out, a: |x| root(x)),
+            Function::Rsqrt => unary!(out, a: |x| T::ONE / root(x)),
+            Function::Tanh => unary!(out, a: |x| hyperbolic_tangent(x)),
+            Function::Sigmoid => unary!(out, a: |x| sigmoid(x)),
+            Function::Activation(activation) => {
+                with_function!(activation, f => unary!(out, a: |x| Unary::apply(f, x)))
+            }
+            Function::Gradient(activation) => {
+                with_function!(activation, f => binary!(out, a, b: |x, y| Binary::apply(f, x, y)))
+            }
             Function::Round => unary!(out, a: |x| T::from_bf16(x.to_bf16())),
         }
     }

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::loops::{Loop, LoopOperand, Loops, OPERANDS_MAX, WIDTH};
 use super::steps::{Chain, ChainStep, Function, OperandsInOrder, STEPS_MAX};
+use crate::ops::Activation::Relu;
 
 const BYTES: u8 = 4 * WIDTH as u8;
 
@@ -73,7 +74,8 @@ fn belongs(chain: &Chain, step: usize, in_order: &OperandsInOrder) -> bool {
                 | Abs
                 | Sqrt
                 | Rsqrt
-                | Relu
+                | Activation(Relu)
+                | Gradient(Relu)
         ),
         ChainStep::Constant(_) => true,
     }
@@ -122,6 +124,7 @@ const UNORDERED: u8 = 0x03;
 const UNEQUAL: u8 = 0x04;
 const LESS: u8 = 0x11;
 const LESS_EQUAL: u8 = 0x12;
+const GREATER_EQUAL: u8 = 0x1d;
 
 struct Assembler<'a> {
     chain: &'a Chain,
@@ -235,10 +238,15 @@ impl<'a> Assembler<'a> {
                 self.instruction(LOAD, SECOND, 0, Number(ONE));
                 self.instruction(DIV, to, SECOND, Register(FIRST));
             }
-            Relu => {
+            Activation(Relu) => {
                 // Gives x if it is NaN or −0.
                 self.instruction(XOR, FIRST, FIRST, Register(FIRST));
                 self.instruction(MAX, to, FIRST, Register(x));
+            }
+            Gradient(Relu) => {
+                self.instruction(XOR, SECOND, SECOND, Register(SECOND));
+                self.compare(GREATER_EQUAL, FIRST, SECOND, y);
+                self.instruction(AND_NOT, to, FIRST, Register(x));
             }
             _ => return None,
         }

@@ -6,7 +6,7 @@ use super::loops::Loops;
 use crate::DType;
 use crate::error::{Caller, Result};
 use crate::launch::CuFile;
-use crate::named;
+use crate::ops::Activation;
 
 /// The most steps of a chain.
 pub(super) const STEPS_MAX: usize = 64;
@@ -17,58 +17,69 @@ pub(super) const DIMENSIONS_MAX: usize = 16;
 /// The most values of the index space that are alive at one time.
 pub(super) const LIVE_MAX: usize = 24;
 
-named! {
-    /// A function of elements. Comparisons give 1 or 0. NaN stays NaN in `Min` and `Max`.
-    #[derive(Hash)]
-    #[allow(missing_docs)]
-    pub enum Function {
-        Add = "add",
-        Sub = "sub",
-        Mul = "mul",
-        Div = "div",
-        Min = "min",
-        Max = "max",
-        Less = "less",
-        LessEqual = "less equal",
-        Equal = "equal",
-        /// The second where the first is not 0, else the third.
-        Where = "where",
-        Neg = "neg",
-        Abs = "abs",
-        Exp = "exp",
-        Log = "log",
-        Sqrt = "sqrt",
-        /// 1 / √x
-        Rsqrt = "rsqrt",
-        Tanh = "tanh",
-        Sigmoid = "sigmoid",
-        Silu = "silu",
-        /// The derivative of `Silu`.
-        SiluSlope = "silu slope",
-        /// x·Φ(x), exact
-        Gelu = "gelu",
-        /// The derivative of `Gelu`.
-        GeluSlope = "gelu slope",
-        /// `Gelu` approximated with tanh
-        GeluTanh = "gelu tanh",
-        /// The derivative of `GeluTanh`.
-        GeluTanhSlope = "gelu tanh slope",
-        Relu = "relu",
-        /// As bf16 holds it.
-        Round = "round",
-    }
-}
-
-impl Function {
-    /// How many arguments it has.
-    pub fn arguments(self) -> usize {
-        use Function::*;
-        match self {
-            Add | Sub | Mul | Div | Min | Max | Less | LessEqual | Equal => 2,
-            Where => 3,
-            _ => 1,
+macro_rules! functions {
+    ($($(#[$about:meta])* $Name:ident $name:literal $arguments:literal;)*) => {
+        /// A function of elements. Comparisons give 1 or 0. NaN stays NaN in `Min` and `Max`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)]
+        pub enum Function {
+            $($(#[$about])* $Name,)*
+            Activation(Activation),
+            /// An activation's derivative times the first; the second is what it keeps.
+            Gradient(Activation),
         }
-    }
+
+        impl Function {
+            /// All of them.
+            pub fn all() -> Vec<Function> {
+                let of = |activation| [Function::Activation(activation), Function::Gradient(activation)];
+                let others = [$(Function::$Name),*].into_iter();
+                others.chain(Activation::all().flat_map(of)).collect()
+            }
+
+            /// Its name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Function::$Name => $name,)*
+                    Function::Activation(activation) => activation.names()[0],
+                    Function::Gradient(activation) => activation.names()[1],
+                }
+            }
+
+            /// How many arguments it has.
+            pub fn arguments(self) -> usize {
+                match self {
+                    $(Function::$Name => $arguments,)*
+                    Function::Activation(_) => 1,
+                    Function::Gradient(_) => 2,
+                }
+            }
+        }
+    };
+}
+functions! {
+    Add "add" 2;
+    Sub "sub" 2;
+    Mul "mul" 2;
+    Div "div" 2;
+    Min "min" 2;
+    Max "max" 2;
+    Less "less" 2;
+    LessEqual "less_equal" 2;
+    Equal "equal" 2;
+    /// The second where the first is not 0, else the third.
+    Where "where" 3;
+    Neg "neg" 1;
+    Abs "abs" 1;
+    Exp "exp" 1;
+    Log "log" 1;
+    Sqrt "sqrt" 1;
+    /// 1 / √x
+    Rsqrt "rsqrt" 1;
+    Tanh "tanh" 1;
+    Sigmoid "sigmoid" 1;
+    /// As bf16 holds it.
+    Round "round" 1;
 }
 
 /// A step of a chain. Values are called by the number of the step that makes them.

@@ -4,7 +4,7 @@ use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    KINDS, SHAPES, activation_bound, activations, added_bound, assert_within, normals, placed,
+    KINDS, SHAPES, activation_bounds, activations, added_bound, assert_within, normals, placed,
     reference, sliced, slope, stored_bound, sum_bound, transpose, values,
 };
 use crate::tiles::constant;
@@ -96,7 +96,8 @@ fn check_backward_input(
         let (sum, magnitudes) = sums[index];
         let before = stored_bound(sum_bound(k, magnitudes, kind), sum, dtype);
         let bound = slope(activation, saved_values[index]) * before
-            + activation_bound(activation, saved_values[index], kind) * (sum.abs() + before);
+            + activation_bounds(activation, [saved_values[index]; 2], kind)[1]
+                * (sum.abs() + before);
         stored_bound(bound, expected[index], dtype)
     };
     assert_within(&dx, &expected, bound, &what);

@@ -4,7 +4,7 @@ use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use super::{
-    EXACT, KINDS, Layer, SHAPES, activation_bound, activations, assert_within, integers, sliced,
+    EXACT, KINDS, Layer, SHAPES, activation_bounds, activations, assert_within, integers, sliced,
     slope, stored_bound, sum_bound, unit, values,
 };
 use crate::{assert_same_bits, devices, next_device};
@@ -42,7 +42,7 @@ fn check_forward(
     ));
     let bound = |index: usize| {
         let bound = slope(activation, z[index]) * z_bound(index)
-            + activation_bound(activation, z[index], kind);
+            + activation_bounds(activation, [z[index], expected[index]], kind)[0];
         stored_bound(bound, expected[index], dtype)
     };
     assert_within(&layer.y, &expected, bound, &what);

@@ -7,33 +7,94 @@ use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
 /// 2⁻²⁴, the ε of `math.rs`.
 const EPSILON: f64 = 1.0 / (1 << 24) as f64;
 
-/// Its value at x and its derivative in f64. Those of gelu are checked below.
-fn by_hand(activation: Activation, x: f64) -> (f64, f64) {
-    let is_positive = x > 0.0;
+const POINTS: [f64; 5] = [-6.0, -1.0, -0.25, 0.5, 3.0];
+const EDGES: [f64; 5] = [f64::NEG_INFINITY, -1e30, 0.0, -0.0, f64::INFINITY];
+
+/// The values at `POINTS` and the derivatives, by other programs, then both at `EDGES`. Those of
+/// gelu at points are torch 2.11's in f64, the others those of sums with 60 digits.
+fn known(activation: Activation) -> [[f64; 5]; 4] {
+    const MOST: f64 = f64::INFINITY;
     match activation {
-        Activation::Relu if is_positive => (x, 1.0),
-        Activation::Relu => (0.0, 0.0),
-        Activation::LeakyRelu if is_positive => (x, 1.0),
-        Activation::LeakyRelu => (0.01 * x, 0.01),
-        Activation::ReluSquared if is_positive => (x * x, 2.0 * x),
-        Activation::ReluSquared => (0.0, 0.0),
-        Activation::Gelu => (Formulas::gelu_erf(x), x.gelu_erf_grad()),
-        Activation::GeluTanh => (Formulas::gelu_tanh(x), x.gelu_tanh_grad()),
+        Activation::Relu => [
+            [0.0, 0.0, 0.0, 0.5, 3.0],
+            [0.0, 0.0, 0.0, 1.0, 1.0],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+            [0.0, 0.0, 0.0, 0.0, 1.0],
+        ],
+        Activation::LeakyRelu => [
+            [-0.06, -0.01, -0.0025, 0.5, 3.0],
+            [0.01, 0.01, 0.01, 1.0, 1.0],
+            [-MOST, -1e28, 0.0, 0.0, MOST],
+            [0.01, 0.01, 0.01, 0.01, 1.0],
+        ],
+        Activation::ReluSquared => [
+            [0.0, 0.0, 0.0, 0.25, 9.0],
+            [0.0, 0.0, 0.0, 1.0, 6.0],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+        ],
+        Activation::Gelu => [
+            [
+                -5.919525869479969e-09,
+                -0.15865525393145702,
+                -0.10032341857926907,
+                0.34573123063700656,
+                2.99595030590511,
+            ],
+            [
+                -3.5468709453902015e-08,
+                -0.0833154705876863,
+                0.30462664511636395,
+                0.8674951246561629,
+                1.011945647204184,
+            ],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+            [0.0, 0.0, 0.5, 0.5, 1.0],
+        ],
+        Activation::GeluTanh => [
+            [
+                -8.43964897967453e-11,
+                -0.15880800939172324,
+                -0.100324649298315,
+                0.34571400982514394,
+                2.996362607918227,
+            ],
+            [
+                -7.709973930953696e-10,
+                -0.08296408384578255,
+                0.30464590484893955,
+                0.8673699035346423,
+                1.0115841666309697,
+            ],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+            [0.0, 0.0, 0.5, 0.5, 1.0],
+        ],
+        Activation::Silu => [
+            [
+                -0.014835738939808645,
+                -0.2689414213699951,
+                -0.10945587477855047,
+                0.3112296656009273,
+                2.8577223804672998,
+            ],
+            [
+                -0.012326432591525513,
+                0.07232948812851327,
+                0.37628997842980233,
+                0.7399611873026518,
+                1.0881041060151697,
+            ],
+            [0.0, 0.0, 0.0, 0.0, MOST],
+            [0.0, 0.0, 0.5, 0.5, 1.0],
+        ],
     }
 }
 
-/// How far f32 may be off at x, where the value is y: in ε, and in ε of the derivative times dy.
-fn bounds(activation: Activation, x: f64, y: f64) -> (f64, f64) {
-    match activation {
-        Activation::Relu => (0.0, 0.0),
-        // The slope and the product round.
-        Activation::LeakyRelu => (2.01 * y.abs(), 0.0201),
-        // The square, and the product with dy.
-        Activation::ReluSquared => (y, 2.0 * x.abs()),
-        // The bounds that the types state. Derivatives are below 1.2; the product rounds once more.
-        Activation::Gelu => (4.0 * x.abs().max(1.0), 6.0 + 1.2),
-        Activation::GeluTanh => (4.0 * x.abs().max(1.0), 8.0 + 1.2),
-    }
+/// The activation at x, and its gradient for these dy.
+fn both(activation: Activation, x: &Tensor, dy: &Tensor) -> [Tensor; 2] {
+    let (y, dx) = (activate(x, activation).unwrap(), dy.empty_like().unwrap());
+    activate_backward_into(&dx, dy, saved(activation, x, &y), activation).unwrap();
+    [y, dx]
 }
 
 /// What forward saves: `x` or its output.
@@ -50,24 +111,18 @@ fn values_and_derivatives_are_within_their_bounds_for_every_size_apart_and_in_pl
         let x: Vec<f32> = random_f32(size, 11).iter().map(|x| 3.0 * x).collect();
         let dy = random_f32(size, 12);
         let (x32, dy32) = (cpu(&x, &[size]), cpu(&dy, &[size]));
-        let by_hand: Vec<(f64, f64)> = x.iter().map(|&x| by_hand(activation, x.into())).collect();
-        let bounds = |at: usize| bounds(activation, x[at].into(), by_hand[at].0);
+        let wide = [&x32, &dy32].map(|it| it.to_dtype(DType::F64).unwrap());
+        let exact = both(activation, &wide[0], &wide[1]).map(|it| it.to_vec::<f64>().unwrap());
+        let errors = |at: usize| (activation.about().errors)(x[at].into(), exact[0][at]);
 
-        let out = activate(&x32, activation).unwrap();
-        let expected: Vec<f64> = by_hand.iter().map(|it| it.0).collect();
-        let values = out.to_vec::<f32>().unwrap();
-        assert_close(&values, &expected, |at, _| EPSILON * bounds(at).0);
-
-        let dx = dy32.empty_like().unwrap();
-        let saved = saved(activation, &x32, &out);
-        activate_backward_into(&dx, &dy32, saved, activation).unwrap();
-        let slopes = by_hand.iter().zip(&dy);
-        let expected: Vec<f64> = slopes.map(|(it, &dy)| it.1 * f64::from(dy)).collect();
-        let gradient = dx.to_vec::<f32>().unwrap();
-        assert_close(&gradient, &expected, |at, _| {
-            EPSILON * bounds(at).1 * f64::from(dy[at].abs())
+        let [out, dx] = both(activation, &x32, &dy32);
+        let [values, gradient] = [&out, &dx].map(|it| it.to_vec::<f32>().unwrap());
+        assert_close(&values, &exact[0], |at, _| EPSILON * errors(at)[0]);
+        assert_close(&gradient, &exact[1], |at, _| {
+            EPSILON * errors(at)[1] * f64::from(dy[at].abs())
         });
 
+        let saved = saved(activation, &x32, &out);
         activate_backward_into(&dy32, &dy32, saved, activation).unwrap();
         assert_eq!(dy32.to_vec::<f32>().unwrap(), gradient, "{activation:?}");
         activate_into(&x32, &x32, activation).unwrap();
@@ -76,39 +131,18 @@ fn values_and_derivatives_are_within_their_bounds_for_every_size_apart_and_in_pl
 }
 
 #[test]
-fn gelu_in_f64_agrees_with_pytorch() {
-    // torch 2.11, float64: F.gelu(torch.tensor([-6, -1, -0.25, 0.5, 3]), approximate=…)
-    let x = [-6.0, -1.0, -0.25, 0.5, 3.0];
-    let known = [
-        (
-            Activation::GeluTanh,
-            [
-                -8.43964897967453e-11,
-                -0.15880800939172324,
-                -0.100324649298315,
-                0.34571400982514394,
-                2.996362607918227,
-            ],
-        ),
-        (
-            Activation::Gelu,
-            [
-                -5.919525869479969e-09,
-                -0.15865525393145702,
-                -0.10032341857926907,
-                0.34573123063700656,
-                2.99595030590511,
-            ],
-        ),
-    ];
-    for (activation, known) in known {
-        let got = activate(&cpu_of(&x, &[5]), activation).unwrap();
-        for (got, known) in got.to_vec::<f64>().unwrap().iter().zip(known) {
-            // PyTorch's f64 cancels in 1 + tanh and 1 + erf: some 2⁻⁵³ of |x| <= 6.
-            assert!(
-                (got - known).abs() < 6.0 * f64::EPSILON,
-                "{activation:?}: {got:e} is not {known:e}"
-            );
+fn values_and_derivatives_in_f64_are_known() {
+    for activation in Activation::all() {
+        let x = cpu_of(&POINTS, &[5]);
+        let got = both(activation, &x, &x.ones_like().unwrap());
+        for (got, known) in got.iter().zip(known(activation)) {
+            for (got, known) in got.to_vec::<f64>().unwrap().iter().zip(known) {
+                // 1 + tanh cancels, and 1 + erf in PyTorch: some 2⁻⁵³ of |x| <= 6.
+                assert!(
+                    (got - known).abs() < 6.0 * f64::EPSILON,
+                    "{activation:?}: {got:e} is not {known:e}"
+                );
+            }
         }
     }
 }
@@ -139,32 +173,12 @@ fn derivatives_are_those_of_finite_differences() {
     }
 }
 
-/// At these: the values, and the derivatives.
-const EDGES: [f64; 5] = [f64::NEG_INFINITY, -1e30, 0.0, -0.0, f64::INFINITY];
-
-fn at_edges(activation: Activation) -> ([f64; 5], [f64; 5]) {
-    const MOST: f64 = f64::INFINITY;
-    match activation {
-        Activation::Relu => ([0.0, 0.0, 0.0, 0.0, MOST], [0.0, 0.0, 0.0, 0.0, 1.0]),
-        Activation::LeakyRelu => (
-            [-MOST, -1e28, 0.0, 0.0, MOST],
-            [0.01, 0.01, 0.01, 0.01, 1.0],
-        ),
-        Activation::ReluSquared => ([0.0, 0.0, 0.0, 0.0, MOST], [0.0, 0.0, 0.0, 0.0, MOST]),
-        Activation::Gelu | Activation::GeluTanh => {
-            ([0.0, 0.0, 0.0, 0.0, MOST], [0.0, 0.0, 0.5, 0.5, 1.0])
-        }
-    }
-}
-
 #[test]
 fn infinities_give_limits_and_nan_stays_nan() {
     for activation in Activation::all() {
-        let (values, slopes) = at_edges(activation);
+        let [_, _, values, slopes] = known(activation);
         let run = |x: &Tensor| {
-            let (y, dx) = (activate(x, activation).unwrap(), x.ones_like().unwrap());
-            activate_backward_into(&dx, &dx, saved(activation, x, &y), activation).unwrap();
-            [y, dx].map(|tensor| {
+            both(activation, x, &x.ones_like().unwrap()).map(|tensor| {
                 tensor
                     .to_dtype(DType::F64)
                     .unwrap()
@@ -199,25 +213,29 @@ fn infinities_give_limits_and_nan_stays_nan() {
     }
 }
 
+/// With `DDP_TEST_WRITE` it writes them.
 #[test]
-fn kernels_know_activations_by_the_same_numbers() {
-    let lines = include_str!("../../math.cuh").lines();
-    let cases = lines.filter_map(|line| line.trim().strip_prefix("case "));
-    let in_kernels: Vec<(u32, &str)> = cases
-        .filter_map(|case| case.split_once(": { typedef "))
-        .map(|(number, rest)| {
-            (
-                number.parse().unwrap(),
-                rest.split([' ', '<']).next().unwrap(),
-            )
-        })
-        .collect();
-    let names: Vec<String> = Activation::all().map(|it| format!("{it:?}")).collect();
-    let numbers = Activation::all()
-        .map(Activation::number)
-        .zip(names.iter().map(|it| &**it));
-    let here: Vec<(u32, &str)> = [(0, "Identity")].into_iter().chain(numbers).collect();
-    assert_eq!(in_kernels, here);
+fn the_texts_of_kernels_are_those_of_the_list() {
+    let (mut types, mut cases) = (String::new(), String::new());
+    let listed = Activation::all().zip(TEXTS);
+    for (activation, (name, text)) in listed {
+        types += &format!("template <class T> struct {name} {{\n{text}\n}};\n");
+        let number = activation.number();
+        cases += &format!("    case {number}: {{ typedef {name}<T> F; __VA_ARGS__ }} break; \\\n");
+    }
+    let text = format!(
+        "// Activations: their values, and their derivatives times dy. activation.rs has the list, \
+         and its\n// tests write this file.\n#define let const float\n{types}#undef let\n\n\
+         /// The statement with F as the activation of this number, exact enough for elements of \
+         type T.\n#define WITH_ACTIVATION(NUMBER, T, F, ...) \\\n    switch (NUMBER) {{ \\\n    \
+         case 0: {{ typedef Identity F; __VA_ARGS__ }} break; \\\n{cases}    }}\n"
+    );
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops/activations.cuh");
+    if std::env::var_os("DDP_TEST_WRITE").is_some() {
+        std::fs::write(path, &text).unwrap();
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == text, "{path}: run this test with DDP_TEST_WRITE=1");
 }
 
 #[test]
