@@ -27,7 +27,7 @@ use ddp_kernels::mapped::Mapped;
 pub use self::array::{Array, NumberType};
 pub(crate) use self::format::DataFile;
 pub use self::format::{Coding, Contents, EXAMPLES_MAX, Format, OddCells, TableFormat, TokenFile};
-use self::format::{Ends, Holds, PLAIN};
+use self::format::{FileEnds, Holds, PLAIN};
 use self::io::{append, map, refuse, unreadable, writing};
 use self::numpy::{PICKLE, WORKBOOK};
 use crate::error::{Result, bail, ensure};
@@ -120,7 +120,7 @@ fn recognised(path: &Path, mapped: &Mapped) -> Result<&'static Format, String> {
         bail!("{why}");
     }
     ensure!(bytes > 0, "it is empty; help: save the data again");
-    let ends = Ends { start, end, bytes };
+    let ends = FileEnds { start, end, bytes };
     let found = FORMATS.iter().find(|format| (format.begins)(&ends));
     // torch.save writes a zip archive with a pickle in it.
     let may_be_pickle = found.is_none_or(|format| format.is(&numpy::NPZ));

@@ -19,7 +19,7 @@ use std::path::Path;
 
 pub use self::config::describe;
 pub use self::export::{export, is_conv1d, modules, write_folder};
-pub use self::load::{check_files, load};
+pub use self::load::{checked, load};
 use crate::checkpoint::{MANIFEST_FILE, STATE_FILE};
 
 /// The file that says that a folder has adapters alone.

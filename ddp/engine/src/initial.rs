@@ -27,8 +27,7 @@ pub fn open_folder(folder: &Path, base: Option<&Path>, context: Option<usize>) -
     if has_adapter {
         check_there(&base, "the adapter", folder)?;
     }
-    hugging_face::check_files(&base)?;
-    let mut model = hugging_face::describe(&base)?.spec;
+    let mut model = hugging_face::checked(&base)?.spec;
     let usable = model.usable_context();
     model.context = context.map_or(usable, |context| context.min(usable));
     let mut places = [folder, &base].into_iter();

@@ -58,8 +58,8 @@ use crate::error::{Error, Result};
 use crate::head::LeftHead;
 use crate::pass::Pass;
 use op::{Attention, Input, Numbers, Op, Parameter};
+pub(crate) use parts::ModulePiece;
 use parts::Part;
-pub(crate) use parts::Piece;
 use plan::{Ends, PassPlan, PlanFor};
 use scope::{DeclaredParameters, PassMode};
 use trace::Kind;
@@ -169,11 +169,12 @@ impl Traced {
         Ok(trace.firsts(y.id).len())
     }
 
-    /// What it can be cut into. Where rows of tokens may be shorter, what goes from one part to the
-    /// next has an axis of tokens after the rows.
-    pub(crate) fn pieces(&self) -> Result<Vec<Piece>> {
-        let pieces =
-            |y: &Var, may_begin: &dyn Fn(&Piece) -> bool| y.trace.borrow().pieces(y.id, may_begin);
+    /// Its pieces; call right after `build`. Where rows of tokens may be shorter, what goes from one
+    /// part to the next has an axis of tokens after the rows.
+    pub(crate) fn pieces(&self) -> Result<Vec<ModulePiece>> {
+        let pieces = |y: &Var, may_begin: &dyn Fn(&ModulePiece) -> bool| {
+            y.trace.borrow().pieces(y.id, may_begin)
+        };
         let takes_tokens = self.input_dtype() == Some(DType::I64);
         let shorter = match self.row_shape[..] {
             [time] if takes_tokens && time > 1 => self.trace_rows(&[time - 1], None).ok(),
@@ -199,7 +200,7 @@ impl Traced {
     /// The part of these pieces of it, for rows of this shape, with what it declares.
     pub(crate) fn part(
         &self,
-        pieces: &[Piece],
+        pieces: &[ModulePiece],
         range: Range<usize>,
         row_shape: &[usize],
         declarations: &Declarations,
@@ -281,14 +282,14 @@ impl Traced {
             let whole = [&[1], &self.row_shape[..]].concat();
             let [_, whole] = self.trace(&whole, PassMode::Evaluation, None)?;
             let trace = whole.trace.borrow();
-            let telling = trace.telling(whole.id).into_iter();
-            let ops = telling.map(|id| trace.nodes[id].op.clone());
+            let decode_signature = trace.decode_signature(whole.id).into_iter();
+            let ops = decode_signature.map(|id| trace.nodes[id].op.clone());
             _ = self.of_whole.set(ops.collect());
         }
         let of_whole = self.of_whole.get().into_iter().flatten();
         let trace = &mut *output.trace.borrow_mut();
-        let telling = trace.telling(output.id);
-        let is_as_long = of_whole.clone().count() == telling.len();
+        let decode_signature = trace.decode_signature(output.id);
+        let is_as_long = of_whole.clone().count() == decode_signature.len();
         let is_same = |whole: &Op, own: &mut Op| match (whole, own) {
             (Op::Constant(whole), Op::Constant(own)) => whole.0.to_bits() == own.0.to_bits(),
             (Op::Numbers(Numbers(whole)), Op::Numbers(Numbers(own))) => {
@@ -300,7 +301,7 @@ impl Traced {
             (Op::Attention(whole), Op::Attention(own)) => own.decodes_as(whole, time),
             _ => false,
         };
-        let mut pairs = of_whole.zip(&telling);
+        let mut pairs = of_whole.zip(&decode_signature);
         let other = pairs.find(|(whole, id)| !is_same(whole, &mut trace.nodes[**id].op));
         let other = match other {
             None if is_as_long => return Ok(()),

@@ -12,9 +12,9 @@ use super::command::Command;
 use crate::config::{Resume, find};
 use crate::error::{Error, Result, refuse};
 use crate::flags::layers::{
-    CONFIG, DRY_RUN, Layers, PREFIX, PRINT_CONFIG, SettingFlags, Variables, variable,
+    CONFIG, DRY_RUN, PREFIX, PRINT_CONFIG, SettingFlags, SettingLayers, Variables, variable,
 };
-use crate::hugging_face::{check_files, is_folder};
+use crate::hugging_face;
 use crate::initial_weights::InitialWeights;
 use crate::lora;
 use crate::metrics_log::CONFIG_FILE;
@@ -88,7 +88,7 @@ pub(super) fn train(flags: &SettingFlags, how: &LayerFlags) -> Result<Command> {
 
 fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Result<Command> {
     let how = how_also(how, variables)?;
-    let mut layers = Layers::default();
+    let mut layers = SettingLayers::default();
     // Once: it may be a pipe.
     let text = how.config.as_ref().map(|path| {
         let help = "--config takes a TOML file, as --print-config writes it";
@@ -142,9 +142,12 @@ fn layered(flags: &SettingFlags, how: &LayerFlags, variables: &Variables) -> Res
     }
     // Before the data are read. A resumed run reads the weights in its checkpoint instead.
     if config.resume == Resume::Never
-        && let Some(folder) = config.init_from.as_deref().filter(|it| is_folder(it))
+        && let Some(folder) = config
+            .init_from
+            .as_deref()
+            .filter(|it| hugging_face::is_folder(it))
     {
-        check_files(folder)?;
+        hugging_face::checked(folder)?;
     }
     Ok(Command::Train(config))
 }

@@ -136,13 +136,13 @@ pub(crate) enum Layer {
 
 /// Settings from several origins.
 #[derive(Default)]
-pub(crate) struct Layers {
+pub(crate) struct SettingLayers {
     pub(crate) config: Config,
     /// Where settings come from, with the name of the file, variable or flag.
     origins: BTreeMap<String, (Layer, String)>,
 }
 
-impl Layers {
+impl SettingLayers {
     /// Sets `setting` from the text of a flag or variable.
     pub(crate) fn set(
         &mut self,

@@ -7,7 +7,7 @@ use clap::{ArgMatches, Args, FromArgMatches};
 use ddp_comm::World;
 use ddp_kernels::Device;
 
-use super::layers::{Layer, Layers, SettingFlags, flag, variable};
+use super::layers::{Layer, SettingFlags, SettingLayers, flag, variable};
 use crate::config::{Config, SETTINGS, Setting};
 use crate::devices::find_devices;
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ impl Args for Taken {
 
 impl FromArgMatches for Taken {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Taken, clap::Error> {
-        let mut layers = Layers::default();
+        let mut layers = SettingLayers::default();
         let flags = SettingFlags::from_arg_matches(matches)?;
         let mut read = || {
             // A flag wins over the variable, even over a wrong one.

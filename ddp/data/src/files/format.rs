@@ -19,7 +19,7 @@ pub struct Format {
     /// How names of its files end.
     pub(crate) endings: &'static [&'static str],
     /// Whether the first and last bytes of a file say that it is of this format.
-    pub(crate) begins: fn(&Ends<'_>) -> bool,
+    pub(crate) begins: fn(&FileEnds<'_>) -> bool,
     /// Why a file is refused whose name has this format's ending but whose first bytes do not
     /// match; `None` if the name is enough.
     pub(crate) must_begin: Option<&'static str>,
@@ -61,7 +61,7 @@ pub(crate) const PLAIN: Format = Format {
 
 /// The first bytes of a file, the last eight, and how many there are.
 #[derive(Debug)]
-pub(crate) struct Ends<'a> {
+pub(crate) struct FileEnds<'a> {
     pub(crate) start: &'a [u8],
     pub(crate) end: [u8; 8],
     pub(crate) bytes: u64,

@@ -13,17 +13,17 @@ use crate::checkpoint::{Foreign, PIECE, fill, initial, refuse};
 use crate::error::Result;
 use crate::shown::some_of;
 
-/// Refuses a folder whose files of tensors are missing or damaged, by their headers, or hold a
-/// model of another size.
-pub fn check_files(folder: &Path) -> Result<()> {
-    let DescribedModel {
-        spec, architecture, ..
-    } = describe(folder)?;
+/// What the folder's `config.json` says. Refuses one whose files of tensors are missing or damaged,
+/// by their headers, or hold a model of another size.
+pub fn checked(folder: &Path) -> Result<DescribedModel> {
+    let described = describe(folder)?;
+    let (architecture, spec) = (described.architecture, &described.spec);
     let tensors = Tensors::open(folder, architecture)?;
     let [name, _] = names::tied(architecture);
     let got = tensors.found.get(&name).map(|found| &found.shape);
     let checked = check_shape(&name, got, &[spec.vocab, spec.width]);
-    checked.map_err(|why| refuse(folder, why))
+    checked.map_err(|why| refuse(folder, why))?;
+    Ok(described)
 }
 
 fn check_shape(name: &str, got: Option<&Vec<usize>>, expected: &[usize]) -> Result<(), String> {

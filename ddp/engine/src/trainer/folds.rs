@@ -149,12 +149,12 @@ struct Rows {
 
 /// Some of them.
 #[derive(Debug)]
-struct Part {
+struct SomeRows {
     of: Arc<dyn Dataset>,
     rows: Vec<u64>,
 }
 
-impl Dataset for Part {
+impl Dataset for SomeRows {
     fn rows(&self) -> u64 {
         self.rows.len() as u64
     }
@@ -190,7 +190,7 @@ impl Rows {
     fn part(&self, fold: u64, is_fold: bool) -> Arc<dyn Dataset> {
         let numbered = (0..).zip(&self.order);
         let part = numbered.filter(|(place, _)| (place % FOLDS == fold) == is_fold);
-        Arc::new(Part {
+        Arc::new(SomeRows {
             of: self.all.clone(),
             rows: part.map(|(_, row)| *row).collect(),
         })

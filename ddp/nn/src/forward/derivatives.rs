@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::op::{Finished, Gradient, Input, Join, LinearInput, Op, Parameter, Part};
+use super::op::{Finished, Gradient, Input, Join, LinearInput, Op, Output, Parameter};
 use super::trace::{INPUTS_MAX, Kind, Var};
 
 /// What an operation's gradients are made from.
@@ -141,7 +141,7 @@ fn added(a: &Var, b: &Var) -> Var {
     }
     // A norm's part is sums of rows.
     let whole = |it: &Var| {
-        if let Op::Part(Part(_, Kind::Sums)) = it.op() {
+        if let Op::Output(Output(_, Kind::Sums)) = it.op() {
             return it.sum(0).reshape(&it.shape()[1..]);
         }
         it.clone()

@@ -1,4 +1,4 @@
-//! Which operations run within another one: what the kernels do besides.
+//! Fusion: operations that run inside the kernel of another one.
 //!
 //! A linear layer applies the activation above it, and its backward multiplies the derivative of
 //! the one below it in. A norm adds the two values that it is of, its backward the gradient that
@@ -11,7 +11,7 @@ use ddp_kernels::ops::Function;
 
 use super::op::{
     Activate, ActivateBackward, AddMatMul, Apply, Gradient, GradientBy, Linear, LinearGradients,
-    LinearInput, Op, Part, Role,
+    LinearInput, Op, Output, Role,
 };
 use super::plan::{PlannedRun, Planner};
 use super::trace::{Kind, TraceNode};
@@ -22,7 +22,7 @@ impl Planner {
         let place: HashMap<usize, usize> =
             order.iter().enumerate().map(|(at, &id)| (id, at)).collect();
         let mut readers = HashMap::<usize, Vec<usize>>::new();
-        for &id in order.iter().filter(|&&id| self.role(id) != Role::Part) {
+        for &id in order.iter().filter(|&&id| self.role(id) != Role::Output) {
             for &input in &self.node(id).inputs {
                 readers.entry(input).or_default().push(id);
             }
@@ -120,7 +120,7 @@ impl Planner {
     pub(super) fn part(&mut self, of: usize, number: usize, kind: Kind, shape: &[usize]) -> usize {
         self.known_part(of, number).unwrap_or_else(|| {
             let part = TraceNode {
-                op: Part(number, kind).into(),
+                op: Output(number, kind).into(),
                 inputs: vec![of],
                 shape: shape.to_vec(),
                 has_rows: false,
@@ -132,7 +132,7 @@ impl Planner {
 
     pub(super) fn known_part(&self, of: usize, number: usize) -> Option<usize> {
         let is_it = |at: &TraceNode| {
-            matches!(at.op, Op::Part(Part(it, _)) if it == number) && at.inputs == [of]
+            matches!(at.op, Op::Output(Output(it, _)) if it == number) && at.inputs == [of]
         };
         self.nodes.iter().position(is_it)
     }
@@ -183,7 +183,7 @@ impl Planner {
                     Some(bias)
                 });
                 op = LinearGradients(parameter, bias).into();
-            } else if is_within(first) || matches!(of_first, Op::Part(Part(_, Kind::Sums))) {
+            } else if is_within(first) || matches!(of_first, Op::Output(Output(_, Kind::Sums))) {
                 op = GradientBy(parameter, Box::new(of_first.clone())).into();
             }
         } else if let Op::Turn(_) = op {
@@ -202,7 +202,7 @@ impl Planner {
     pub(super) fn leave_sums(&mut self) {
         for at in 0..self.runs.len() {
             let PlannedRun { op, outputs, .. } = &self.runs[at];
-            let is_of_bias = |id: &usize| matches!(self.node(*id).op, Op::Part(Part(1, _)));
+            let is_of_bias = |id: &usize| matches!(self.node(*id).op, Op::Output(Output(1, _)));
             let leaves = matches!(op, Op::LinearInput(LinearInput(Some(_))))
                 || matches!(op, Op::NormBackward(_)) && outputs.iter().any(is_of_bias);
             if !leaves {

@@ -13,7 +13,7 @@ impl Planner {
     pub(super) fn parts(&self, order: &[usize]) -> Vec<PlanPart> {
         let (mut parts, mut open) = (Vec::new(), None::<FusedGroup>);
         for &id in order {
-            if matches!(self.role(id), Role::Leaf | Role::Part) || self.into[id].is_some() {
+            if matches!(self.role(id), Role::Leaf | Role::Output) || self.into[id].is_some() {
                 continue;
             }
             if let (Op::Expand(_), Some(group)) = (&self.node(id).op, &mut open)

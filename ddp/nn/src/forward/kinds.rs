@@ -16,7 +16,7 @@ pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<Kind> {
             // Backward compares sums and maxima with what they are of.
             Role::Reduction => Kind::Exact,
             Role::View | Role::Reshape | Role::Copy | Role::Elementwise => mixed(&of),
-            Role::Leaf | Role::Same | Role::Part | Role::Kernel | Role::End => Kind::Layers,
+            Role::Leaf | Role::Same | Role::Output | Role::Kernel | Role::End => Kind::Layers,
         }));
     }
     kinds

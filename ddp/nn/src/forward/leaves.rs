@@ -45,7 +45,7 @@ impl Operation for Steps {
     }
 }
 
-impl Operation for Part {
+impl Operation for Output {
     fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
         Some(self.1)
     }

@@ -76,7 +76,7 @@ impl Var {
         Some(value)
     }
 
-    /// What this is the function of.
+    /// Its argument, if it is this function.
     pub(super) fn operand(&self, function: Function) -> Option<Var> {
         let is_it = matches!(self.op(), Op::Apply(Apply(it)) if it == function);
         self.inputs().pop().filter(|_| is_it)
@@ -151,7 +151,7 @@ impl Operation for NormBackward {
         let dx = r.take_rows(0)?;
         let mut sums = [None, None];
         for (at, id) in r.planned.outputs.iter().enumerate().skip(1) {
-            let is_of_bias = matches!(r.plan.nodes[*id].op, Op::Part(Part(1, _)));
+            let is_of_bias = matches!(r.plan.nodes[*id].op, Op::Output(Output(1, _)));
             sums[usize::from(is_of_bias)] = Some(r.take(at)?);
         }
         let [weight_sums, bias_sums] = &sums;

@@ -29,7 +29,7 @@ pub(super) enum Role {
     Elementwise,
     Reduction,
     /// Another value of its input's operation.
-    Part,
+    Output,
     /// Runs by itself.
     Kernel,
     /// The end of a parameter's gradient.
@@ -99,9 +99,9 @@ macro_rules! operations {
                 Sum(Vec<usize>): Floats,
                 Largest(Vec<usize>),
             }
-            Part {
+            Output {
                 /// By number.
-                Part(usize, Kind): Tokens,
+                Output(usize, Kind): Tokens,
             }
             Kernel {
                 /// Numbers of this kind, without a gradient.

@@ -22,7 +22,7 @@ struct Cut {
 
 /// What lies between two cuts that follow each other.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct ModulePiece {
     /// How many parameters are read before it: in each trace of the module as many.
     reads_before: usize,
     /// The shape of a row of what goes into it.
@@ -141,8 +141,12 @@ impl Trace {
     }
 
     /// The pieces of the way to `y`. `may_begin`: whether to cut below this piece.
-    pub(super) fn pieces(&self, y: usize, may_begin: &dyn Fn(&Piece) -> bool) -> Vec<Piece> {
-        let piece = |reads_before: usize, value: usize| Piece {
+    pub(super) fn pieces(
+        &self,
+        y: usize,
+        may_begin: &dyn Fn(&ModulePiece) -> bool,
+    ) -> Vec<ModulePiece> {
+        let piece = |reads_before: usize, value: usize| ModulePiece {
             reads_before,
             row: self.nodes[value].shape[1..].to_vec(),
             reads: Vec::new(),
@@ -163,9 +167,9 @@ impl Trace {
     }
 }
 
-impl Piece {
+impl ModulePiece {
     /// Whether both begin after as many parameters.
-    pub(super) fn is_same_cut(&self, other: &Piece) -> bool {
+    pub(super) fn is_same_cut(&self, other: &ModulePiece) -> bool {
         self.reads_before == other.reads_before
     }
 
@@ -186,7 +190,7 @@ impl Part {
     /// The part of `pieces` from one number to another, of rows of this shape, and what it
     /// declares.
     pub(super) fn new(
-        pieces: &[Piece],
+        pieces: &[ModulePiece],
         range: Range<usize>,
         row: &[usize],
         of: &Declarations,

@@ -144,7 +144,7 @@ pub(super) fn plan(
     }
     nodes[ends.y].again = None;
     for id in 0..forward {
-        if nodes[id].op.role() == Role::Part {
+        if nodes[id].op.role() == Role::Output {
             nodes[id].again = nodes[nodes[id].inputs[0]].again.and(nodes[id].again);
         }
     }
@@ -271,13 +271,13 @@ impl Planner {
 
     /// What an operation that is made on demand comes from.
     pub(super) fn base(&self, mut id: usize) -> usize {
-        while self.is_on_demand(id) || self.role(id) == Role::Part {
+        while self.is_on_demand(id) || self.role(id) == Role::Output {
             id = self.node(id).inputs[0];
         }
         id
     }
 
-    /// What the gradient of a parameter is the sum of all rows of, if it is.
+    /// The matrix whose column sum this gradient is, if it is one.
     pub(super) fn columns_of(&self, id: usize) -> Option<usize> {
         let (Op::Gradient(_), [input]) = (&self.node(id).op, &self.node(id).inputs[..]) else {
             return None;

@@ -67,10 +67,10 @@ impl PassPlan {
             self.run_one(run, pass, values).map_err(placed)?;
             for &id in &run.outputs {
                 let node = &self.nodes[id];
-                // Not what a processor computes again, or computes besides.
+                // Skip recomputed values and by-products.
                 if let Some(value) = &values[id]
                     && id < self.traced
-                    && node.op.role() != Role::Part
+                    && node.op.role() != Role::Output
                 {
                     let name = || format!("{of} of layer {} ({})", node.place, node.op.name());
                     observe(name, value)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ddp_kernels::shape::RANK_MAX;
 
-use super::op::{Constant, Op, Part, Reads, Role};
+use super::op::{Constant, Op, Output, Reads, Role};
 pub(super) use crate::scratch::Kind;
 
 /// The most inputs of an operation.
@@ -113,7 +113,7 @@ pub(super) struct KnownMask {
 
 impl Trace {
     /// The numbers and the attention on which `output` depends.
-    pub(super) fn telling(&self, output: usize) -> Vec<usize> {
+    pub(super) fn decode_signature(&self, output: usize) -> Vec<usize> {
         let mut is_used = vec![false; output + 1];
         is_used[output] = true;
         for id in (0..=output).rev() {
@@ -164,7 +164,7 @@ impl Trace {
         let (id, op) = (self.nodes.len(), op.into());
         let (again, place, line) = (self.again, self.place.clone(), self.users_line());
         let mut of_inputs = inputs.iter().map(|&it| self.nodes[it].has_rows);
-        let has_rows = self.hides_rows && op.role() != Role::Part && of_inputs.any(|it| it);
+        let has_rows = self.hides_rows && op.role() != Role::Output && of_inputs.any(|it| it);
         self.nodes.push(TraceNode {
             op,
             inputs,
@@ -326,7 +326,7 @@ impl Var {
 
     /// Another value of its operation.
     pub(super) fn part(&self, number: usize, kind: Kind, shape: Vec<usize>) -> Var {
-        self.push(Part(number, kind), &[self], shape)
+        self.push(Output(number, kind), &[self], shape)
     }
 
     /// A number.

@@ -22,7 +22,7 @@ use ddp_kernels::{DType, Device, Seed, Tensor};
 
 use crate::build::Declarations;
 use crate::error::{DEVICES_PER_RANK, Error, Result};
-use crate::forward::{Module, Piece, Traced};
+use crate::forward::{Module, ModulePiece, Traced};
 use crate::params::{Numerics, Params, Sharing};
 use crate::{Loss, Pass, Sequential};
 
@@ -297,7 +297,7 @@ fn parts(module: Arc<dyn Module>, row_shape: &[usize], count: usize) -> Result<V
             most - 1
         )));
     }
-    let elements = |piece: &Piece| piece.elements(&declarations);
+    let elements = |piece: &ModulePiece| piece.elements(&declarations);
     let ranges = even_parts(&pieces.iter().map(elements).collect::<Vec<_>>(), count);
     let part = |range: Range<usize>| {
         let row = pieces.get(range.end).map_or(&output, |above| &above.row);
