@@ -184,6 +184,14 @@ fn probabilities_of_one_class_are_its_index() {
 fn a_head_gives_its_pieces_of_positions_the_same_loss() {
     let targets = probabilities(&[300, 2, 5], 1).to_dtype(DType::F32).unwrap();
     let x = randn(&[300, 2, 4], 2).to_dtype(DType::F32).unwrap();
+    let formula = Of(|_, x, t| (x - t).pow(2.0).mean(-1));
+    let losses: [&dyn Loss; 2] = [&CrossEntropy::default(), &formula];
+    for loss in losses {
+        pieces_of_a_head_equal_the_whole(loss, &x, &targets);
+    }
+}
+
+fn pieces_of_a_head_equal_the_whole(loss: &dyn Loss, x: &Tensor, targets: &Tensor) {
     let mut all = Vec::new();
     for in_pieces in [false, true] {
         let head = Box::new(Head::new(5));
@@ -193,11 +201,11 @@ fn a_head_gives_its_pieces_of_positions_the_same_loss() {
             if in_pieces {
                 pass = pass.leaving_head(true);
             }
-            let output = model.forward(&mut pass, &x).unwrap();
-            let (of, loss) = ([&output, &targets, &stats], CrossEntropy::default());
-            let losses = model.losses(&mut pass, &loss, of).unwrap();
+            let output = model.forward(&mut pass, x).unwrap();
+            let of = [&output, targets, &stats];
+            let losses = model.losses(&mut pass, loss, of).unwrap();
             assert_eq!(losses.count(), 600);
-            let dy = model.loss_gradient(&mut pass, &loss, of).unwrap();
+            let dy = model.loss_gradient(&mut pass, loss, of).unwrap();
             model.backward(&mut pass, &dy).unwrap();
         });
         all.push(model.params.gradients().to_vec::<f32>().unwrap());

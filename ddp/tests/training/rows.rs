@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ddp::models::Model;
 use ddp::nn::{Convolution, CustomOp, Embedding, Formula, Init, Module, Result};
 use ddp::nn::{Scope, SelfAttention, Sequential, Var};
-use ddp_kernels::ops::Attention;
+use ddp_kernels::ops::{Activation, Attention};
 use ddp_kernels::{DType, Device, Random, Tensor};
 
 use crate::formulas::CASES;
@@ -228,7 +228,13 @@ fn every_operation_gives_a_row_the_same_bits_in_every_batch() {
             assert_rows_apart(name, &model, &rows(7, row).to_dtype(dtype).unwrap());
         }
     }
-    let more: [(&str, Of); 9] = [
+    let more: [(&str, Of); 10] = [
+        ("activations within linear layers and apart", |m, x| {
+            Activation::all().fold(x.clone(), |sum, it| {
+                let of_linear = m.linear(&format!("{it:?}"), x, 6).activate(it);
+                sum + of_linear + (x * 1.5).activate(it)
+            })
+        }),
         ("gather", |m, x| {
             x.gather(1, &m.numbers(&[3.0, 0.0, 3.0], &[1, 3])) + x.gather(1, &(x * 0.0)).sum(1)
         }),

@@ -90,7 +90,8 @@ fn modules_made_by_rules_have_the_bits_of_the_whole() {
         let kinds: Vec<usize> = (0..count).map(|_| below(12)).collect();
         kinds.iter().for_each(|kind| kinds_seen[*kind] = true);
         let whole = made(&kinds, 1, 0).unwrap();
-        let x = numbers(&whole, 5);
+        // Also as many rows as positions.
+        let x = numbers(&whole, [5, ROW[0]][seed % 2]);
         let (trains, evaluates) = (pass_over(&whole, &x), evaluated(&whole, &x));
         for parts in 1..=4 {
             for recomputed in [0, 1, 2, 9] {
