@@ -1,5 +1,6 @@
 //! Checks of this repository's structure; `launch/test` runs `ddp-house all`.
 
+mod api;
 mod cycles;
 mod edges;
 mod lines;
@@ -24,6 +25,7 @@ cycles [CRATE…]  cycles inside crates, of files and of top-level modules
 comments         lines with comments over 100 columns
 rooms            which crate uses which; where unsafe, cudarc and mpi are
 operations       prints docs/operations.md, the table of all operations
+api              prints tests/house/api.txt, what the libraries export
 lines            code lines of each crate, without blanks, comments and tests
 waits            sleeps and short limits of time in tests
 all              all of these, against tests/house/limits.toml";
@@ -44,6 +46,10 @@ fn main() -> ExitCode {
         "comments" => check_comments(0),
         "rooms" => check_rooms(),
         "operations" => operations::page().map(|page| {
+            print!("{page}");
+            true
+        }),
+        "api" => api::page().map(|page| {
             print!("{page}");
             true
         }),
@@ -89,9 +95,10 @@ fn check_all() -> Outcome {
     let comments = check_comments(number("long_comments_max")?)?;
     let rooms = check_rooms()?;
     let operations = operations::check()?;
+    let api = api::check()?;
     let lines = check_lines(number("code_lines_max")?)?;
     let waits = check_waits(number("sleeps_max")?)?;
-    Ok(acyclic && comments && rooms && operations && lines && waits)
+    Ok(acyclic && comments && rooms && operations && api && lines && waits)
 }
 
 fn check_cycles(packages: &[packages::Package]) -> Outcome {

@@ -215,7 +215,7 @@ impl Crate {
 }
 
 /// Whether `#[cfg(test)]` or `#[cfg(all(test, …))]` keeps an item out of what is built for users.
-fn is_for_tests(attribute: &Attribute) -> bool {
+pub(crate) fn is_for_tests(attribute: &Attribute) -> bool {
     let mut tokens = TokenStream::new();
     attribute.meta.to_tokens(&mut tokens);
     is_cfg_test(tokens)

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::api;
 use crate::cycles::cycles;
 use crate::edges::Parts;
 use crate::lines::{code_lines, lines, long_comments};
@@ -298,4 +299,19 @@ fn sleeps_without_a_reason_and_short_limits_are_found_in_tests_only() {
     let passed = "assert!(began.elapsed() < LATE && LATE > began.elapsed());\nassert!(began.elapsed() < 20 * SOON && began.elapsed() > SOON);\n";
     let limits = format!("{named}{found}{passed}");
     assert_eq!(of("comm/tests/a.rs", &limits), (vec![], vec![3, 4, 5]));
+}
+
+#[test]
+fn what_is_public_is_listed_and_nothing_else() {
+    let text = "pub struct A<T> { pub x: Vec<T>, y: u8 }\nstruct B;\nimpl A<u8> { pub fn f(&self, a: [u8; 2]) -> u8 { 1 } fn g() {} }\n\
+                pub(crate) fn h() {}\npub enum C { D, E(u8) }\npub trait F { fn i(self); }\n#[cfg(test)]\nimpl A<u8> { pub fn j() {} }\n";
+    let mut lines = Vec::new();
+    api::add(&syn::parse_file(text).unwrap().items, &mut lines);
+    let expected = [
+        "struct A<T> { x: Vec<T> }",
+        "A<u8>: fn f(&self, a: [u8; 2]) -> u8",
+        "enum C { D, E { u8 } }",
+        "trait F: { fn i(self); }",
+    ];
+    assert_eq!(lines, expected);
 }
