@@ -169,8 +169,8 @@ impl Traced {
         Ok(trace.firsts(y.id).len())
     }
 
-    /// Its pieces; call right after `build`. Where rows of tokens may be shorter, what goes from one
-    /// part to the next has an axis of tokens after the rows.
+    /// Its pieces; call right after `build`. Where rows of tokens may be shorter, what goes from
+    /// one part to the next has an axis of tokens after the rows.
     pub(crate) fn pieces(&self) -> Result<Vec<ModulePiece>> {
         let pieces = |y: &Var, may_begin: &dyn Fn(&ModulePiece) -> bool| {
             y.trace.borrow().pieces(y.id, may_begin)
