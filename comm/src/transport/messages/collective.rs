@@ -326,8 +326,8 @@ impl Members {
         })
     }
 
-    /// Cuts `count` bytes into consecutive ranges, of at most `part_bytes` a member, and runs `body`
-    /// on each.
+    /// Cuts `count` bytes into consecutive ranges, of at most `part_bytes` a member, and runs
+    /// `body` on each.
     fn in_parts(
         &self,
         count: usize,

@@ -42,7 +42,8 @@ const BLOCK_BYTES: usize = 4096;
 pub(super) struct SliceTerms<'a> {
     pub(super) reduce: Reduce,
     pub(super) sum: Sum<'a>,
-    /// This rank's partial sums, one after the other. One that is not in here is in the tensor that moves.
+    /// This rank's partial sums, one after the other. One that is not in here is in the tensor that
+    /// moves.
     pub(super) rows: &'a [u8],
     /// The most bytes of a piece: a slot holds one of each that a rank gives.
     pub(super) place_bytes: usize,
