@@ -44,7 +44,7 @@ pub(crate) struct Frames {
     seals: Option<Seals>,
 }
 
-/// A message under way, whose bytes are in its caller's memory but for the first.
+/// A message under way: its first bytes are here, the rest in the caller's memory.
 #[derive(Debug)]
 struct Passage {
     /// Its length, its MAC if it has one, and its first bytes, `head_bytes` in all.
@@ -128,7 +128,7 @@ impl Frames {
     /// passed, or `give_up_sending`. While another passes, this one is queued, and false returned.
     pub(crate) fn start(&mut self, first: [u8; ALWAYS_BYTES], rest: &[u8]) -> bool {
         self.send();
-        if self.leaving.is_some() || !self.is_sent() {
+        if self.leaving.is_some() || !self.is_sent() || self.is_closed {
             self.queue_parts(&[&first, rest]);
             return false;
         }
@@ -144,10 +144,11 @@ impl Frames {
         true
     }
 
-    /// Sends what it can at once of the message that was started. Whether that is all.
+    /// Sends what the socket takes now. True once the message is complete.
     pub(crate) fn pass(&mut self, rest: &[u8]) -> bool {
         while let Some(it) = &mut self.leaving
             && !self.has_failed
+            && !self.is_closed
         {
             let head = &it.head[..it.head_bytes];
             let parts = match it.done.checked_sub(head.len()) {
@@ -249,7 +250,7 @@ impl Frames {
         self.next().map(<[u8]>::to_vec)
     }
 
-    /// As `take`, where it is until more is received.
+    /// Like `take`, but borrowed from the receive buffer.
     pub(crate) fn next(&mut self) -> Option<&[u8]> {
         let (length, start) = (self.length()?, self.taken + self.header_bytes());
         let (end, is_allowed) = (start + length, length <= self.bytes_max);
@@ -312,8 +313,12 @@ impl Frames {
         }
         let (header, first) = it.head[..it.head_bytes].split_at(it.head_bytes - ALWAYS_BYTES);
         let is_genuine = accepts(&mut self.seals, header, &[first, rest]);
-        self.is_closed |= !is_genuine;
         self.arriving = None;
+        if !is_genuine {
+            // Nor is what came after it believed.
+            self.is_closed = true;
+            self.filled = self.taken;
+        }
         is_genuine
     }
 

@@ -58,7 +58,7 @@ impl Hosts {
         }
     }
 
-    /// (`count`): memory that only this call uses, one of two.
+    /// Scratch tensor `number` (0 or 1) with `count` elements, reused by later calls.
     fn scratch(&self, number: usize, count: usize, dtype: DType) -> Result<Tensor> {
         let mut kept = panics::lock(&self.scratch[number]);
         let is_fit = |it: &Tensor| it.dtype() == dtype && it.count() >= count;

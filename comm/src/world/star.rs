@@ -21,8 +21,8 @@ use crate::transport::tcp::{self, Acceptor, JobKey, Joined, Mesh, MeshChannel, S
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
-/// How long ranks that cannot reach each other may take at least, beyond the timeout, to say so.
-const CONFESSION_MAX: Duration = Duration::from_secs(15);
+/// Minimum extra time for ranks that cannot reach each other to report it.
+const REPORT_MIN: Duration = Duration::from_secs(15);
 /// How long rank 0 may take to tell the others that it gives up, and to report it.
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
 /// When a rank has ended, a launcher ends the others within this time (3 s for our own).
@@ -151,21 +151,10 @@ impl Star {
         self.mesh
     }
 
-    /// How long rank 0 waits for the others. Once it is connected with all, some of them may not
-    /// hear each other: it gives them time to say so, since it would name both.
-    fn limit(&self) -> Duration {
-        match (&self.client, &self.mesh) {
-            (Some(_), Some(_)) => self
-                .timeout
-                .saturating_add(self.timeout.max(CONFESSION_MAX)),
-            _ => self.timeout,
-        }
-    }
-
     /// Rank 0's part: the values of all ranks, which it sends to all.
-    fn collect(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    fn collect(&mut self, mine: Vec<u8>, limit: Duration) -> Result<Vec<Vec<u8>>> {
         let mut came: Vec<Option<Vec<u8>>> = vec![None; self.sockets.len()];
-        let (client, limit) = (self.client.clone(), self.limit());
+        let client = self.client.clone();
         let has_come = wait_for(limit, &mut self.sockets, |sockets| {
             for (value, socket) in came.iter_mut().zip(sockets) {
                 *value = value.take().or_else(|| socket.take());
@@ -180,7 +169,7 @@ impl Star {
         });
         if has_come != Some(true) {
             client::check(&client)?;
-            return Err(self.refuse(&came, has_come.is_some()));
+            return Err(self.refuse(&came, has_come.is_some(), limit));
         }
         let all = came.into_iter().flatten();
         let all: Vec<Vec<u8>> = std::iter::once(mine).chain(all).collect();
@@ -198,7 +187,7 @@ impl Star {
     }
 
     /// Tells all ranks who is missing: those that have ended, or those that are late.
-    fn refuse(&mut self, came: &[Option<Vec<u8>>], have_ended: bool) -> Error {
+    fn refuse(&mut self, came: &[Option<Vec<u8>>], have_ended: bool, limit: Duration) -> Error {
         let is_missing = |rank: &usize| {
             let index = rank - 1;
             came[index].is_none() && (!have_ended || self.sockets[index].is_closed())
@@ -209,7 +198,7 @@ impl Star {
             let help = "look above for its error; the kernel's log (dmesg) shows crashes and kills";
             Error::setup(ACTION, reason, help)
         } else {
-            let (missing, within) = (RankList(&missing), Seconds(self.timeout));
+            let (missing, within) = (RankList(&missing), Seconds(limit));
             let note = stopped_note();
             Error::too_late(
                 ACTION,
@@ -220,17 +209,17 @@ impl Star {
         if have_ended && self.client.is_some() {
             return Error::of_peer(Cause::of_generation(error.to_string()));
         }
-        misses(&self.client, missing, self.timeout, error)
+        misses(&self.client, missing, limit, error)
     }
 
     /// The part of the other ranks.
-    fn tell(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn tell(&mut self, mine: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
         let (size, rank) = (self.order.len(), self.rank);
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
         let client = self.client.clone();
-        let limit = self.limit().saturating_add(patience(rank));
-        let done = wait_for(limit, &mut self.sockets, |sockets| {
+        let limit_here = limit.saturating_add(patience(rank));
+        let done = wait_for(limit_here, &mut self.sockets, |sockets| {
             while answers.len() < 1 + size
                 && let Some(answer) = sockets[0].take()
             {
@@ -260,7 +249,7 @@ impl Star {
                 // Rank 1 reports it first, or else rank 2, and then the launcher ends the others.
                 // Without a launcher they end soon after, however many they are.
                 std::thread::sleep(RELIEF * (rank - 1).min(2) as u32);
-                let reason = format!("rank 0 did not come within {}", Seconds(self.timeout));
+                let reason = format!("rank 0 did not come within {}", Seconds(limit));
                 Err(Error::too_late(ACTION, reason + &stopped_note()))
             }
             _ => {
@@ -281,16 +270,7 @@ impl Meeting for Star {
     }
 
     fn exchange(&mut self, value: &Value) -> Result<Vec<Value>> {
-        let mut mine = value.to_string().into_bytes();
-        if mine.len() > VALUE_BYTES_MAX {
-            mine = b"null".to_vec();
-        }
-        let values = match self.rank {
-            0 => self.collect(mine)?,
-            _ => self.tell(&mine)?,
-        };
-        let value = |&rank: &usize| serde_json::from_slice(&values[rank]).unwrap_or_default();
-        Ok(self.order.iter().map(value).collect())
+        self.exchange_within(value, self.timeout)
     }
 
     fn renumber(&mut self, order: &[usize]) -> Result<()> {
@@ -315,14 +295,30 @@ impl Meeting for Star {
         let mesh = Arc::new(self.connect_hosts(placement, names)?);
         self.mesh = Some(Arc::clone(&mesh));
         if self.client.is_some() {
-            // None goes on before all are connected: it would wait for two that are not.
-            self.exchange(&Value::Null)?;
+            // No rank continues before all are connected: it would time out on two ranks that miss
+            // each other, and name both. These report first.
+            let limit = self.timeout.saturating_add(self.timeout.max(REPORT_MIN));
+            self.exchange_within(&Value::Null, limit)?;
         }
         Ok(Comm::Tcp(MeshChannel::new(&mesh)))
     }
 }
 
 impl Star {
+    /// As `exchange`, where the others have `limit` to answer.
+    fn exchange_within(&mut self, value: &Value, limit: Duration) -> Result<Vec<Value>> {
+        let mut mine = value.to_string().into_bytes();
+        if mine.len() > VALUE_BYTES_MAX {
+            mine = b"null".to_vec();
+        }
+        let values = match self.rank {
+            0 => self.collect(mine, limit)?,
+            _ => self.tell(&mine, limit)?,
+        };
+        let value = |&rank: &usize| serde_json::from_slice(&values[rank]).unwrap_or_default();
+        Ok(self.order.iter().map(value).collect())
+    }
+
     /// Connects each rank with those of other hosts. A rank first calls those below it, in order,
     /// then waits for those above.
     fn connect_hosts(&mut self, placement: &Placement, names: &[&str]) -> Result<Mesh> {

@@ -21,7 +21,8 @@ impl Decision<'_> {
     /// the first word counts, even if others have left before they heard it.
     pub(super) fn leave_out(&mut self, by: usize, mut missing: Vec<usize>, have_met: bool) {
         missing.retain(|&rank| {
-            // One that waits is not what calls hung on. One that could not connect may wait by now.
+            // A rank that already waits did not cause the hang. But one that could not connect may
+            // have started to wait since.
             rank < self.state.ranks.len()
                 && self.state.is_member(rank)
                 && !(have_met && self.waits(rank))
@@ -37,8 +38,11 @@ impl Decision<'_> {
         let host = self.state.ranks[by].host;
         let elsewhere = |rank: &usize| self.state.ranks[*rank].host != host;
         let mut why = NO_PROGRESS;
-        // A rank that is missed may wait for one that is stopped.
-        let mut stopped = self.living_members();
+        // A rank that is missed in a call may wait for one that is stopped.
+        let mut stopped = missing.clone();
+        if have_met {
+            stopped = self.living_members();
+        }
         stopped.retain(is_stopped);
         if !stopped.is_empty() {
             missing = stopped;

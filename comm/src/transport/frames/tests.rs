@@ -110,6 +110,10 @@ fn filled(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
         while !right.fill(&mut rest) {
             left.advance();
             if right.is_closed() || was_sent {
+                assert!(
+                    !right.is_closed() || right.take().is_none(),
+                    "nor what follows"
+                );
                 return (filled, right.is_closed());
             }
         }

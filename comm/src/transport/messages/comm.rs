@@ -81,7 +81,8 @@ impl Comm {
         }
     }
 
-    /// Starts to receive from rank `from` as many bytes as `into` has.
+    /// Starts to receive from rank `from` as many bytes as `into` has. After an error these may be
+    /// any bytes that came.
     pub(crate) fn receive<'a>(
         &self,
         into: &'a mut [u8],

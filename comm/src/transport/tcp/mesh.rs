@@ -20,6 +20,8 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES: usize = 8;
 /// The most bytes that a socket carries at once.
 pub(crate) const FRAME_BYTES_MAX: usize = HEADER_BYTES + MESSAGE_BYTES_MAX;
+/// How many buffers for messages that come early are kept.
+const SPARE_MAX: usize = 32;
 /// The channel of a farewell.
 const FAREWELL: u32 = u32::MAX;
 /// When a call fails that waits for a rank whose connection is lost: the watch, which knows more,
@@ -67,7 +69,8 @@ struct MeshPeer {
     host: String,
     /// Letters that wait for a message, in order.
     posted: VecDeque<Posted>,
-    /// The letter to which the message goes that is arriving. Nobody else reads the socket.
+    /// The letter that the arriving message fills. Until it is full, only that letter reads the
+    /// socket.
     receiver: Option<u64>,
     has_left: bool,
     lost: Option<Instant>,
@@ -133,14 +136,17 @@ impl Mesh {
 }
 
 impl MeshPeer {
-    /// What comes from it next, if a letter waits for that: the letter becomes its receiver.
+    /// If a letter waits for the next message, makes it the receiver.
     fn find_receiver(&mut self) {
         let Some((length, key)) = self.frames.head().filter(|_| self.receiver.is_none()) else {
             return;
         };
-        let is_next = |it: &Posted| it.key == key && HEADER_BYTES + it.count == length;
-        let next = self.posted.iter().position(is_next);
-        if let Some(posted) = next.and_then(|index| self.posted.remove(index)) {
+        let next = self.posted.iter().position(|it| it.key == key);
+        // A message of another length goes to the inbox, where its letter finds the error.
+        if let Some(index) = next
+            && HEADER_BYTES + self.posted[index].count == length
+            && let Some(posted) = self.posted.remove(index)
+        {
             self.receiver = Some(posted.letter);
             self.frames.begin();
         }
@@ -204,7 +210,9 @@ impl Traffic {
         }
         into.copy_from_slice(&self.inbox[index].bytes);
         let message = self.inbox.remove(index);
-        self.spare.extend(message.map(|it| it.bytes));
+        let has_room = self.spare.len() < SPARE_MAX;
+        self.spare
+            .extend(message.map(|it| it.bytes).filter(|_| has_room));
         Ok(true)
     }
 
@@ -324,8 +332,8 @@ impl MeshChannel {
     }
 }
 
-/// A message under way. Dropped before it is done, a message that leaves is sent nevertheless, and
-/// one that arrives goes to nobody.
+/// A message under way. Dropped before it is done, one that leaves is sent nevertheless, and one
+/// that arrives is kept in the inbox.
 #[derive(Debug)]
 pub(crate) struct Letter<'a> {
     channel: MeshChannel,

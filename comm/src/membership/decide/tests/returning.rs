@@ -159,7 +159,7 @@ fn one_that_comes_twice_and_cannot_connect_stays_out() {
     assert_eq!(job.starts(), [1]);
 }
 
-/// A rank that cannot connect closes its sockets: others may leave, and be heard, before its word.
+/// A rank that cannot connect closes its sockets, so other ranks may report first.
 #[test]
 fn a_word_about_one_that_cannot_connect_counts_after_others_have_left() {
     for leave in [vec![0], vec![2], vec![0, 2]] {
@@ -170,10 +170,17 @@ fn a_word_about_one_that_cannot_connect_counts_after_others_have_left() {
         job.misses(2, &[1], false);
         assert_eq!(job.kills(), [1], "{leave:?}");
         assert_eq!(job.state.ranks[1].unconnected, 1, "{leave:?}");
-        // Nor is another one lost for a second word.
+        // A second report kills nobody else.
         job.misses(0, &[1, 2], false);
         assert_eq!(job.kills(), [0; 0], "{leave:?}");
     }
+    // A third one is stopped for a moment, which nobody misses.
+    let mut job = trains(&[1, 2, 3]);
+    come_again_of_three(&mut job, 20);
+    job.at_s(6);
+    job.stops(0, true);
+    job.misses(2, &[1], false);
+    assert_eq!(job.kills(), [1]);
 }
 
 #[test]

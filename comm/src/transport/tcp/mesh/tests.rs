@@ -71,6 +71,22 @@ fn messages_go_to_those_who_wait_in_the_order_in_which_they_began_to() {
 }
 
 #[test]
+fn a_message_of_another_length_is_an_error_and_the_next_one_does_not_overtake_it() {
+    let [zero, one] = pair();
+    let (zeros, ones) = (MeshChannel::new(&zero), MeshChannel::new(&one));
+    let mut into = [0; 9];
+    let mut letter = ones.receive(&mut into, 0, 3);
+    for bytes in [&[1; 5][..], &[2; 9]] {
+        finish(&mut zeros.send(bytes, 1, 3)).unwrap();
+    }
+    let error = finish(&mut letter).unwrap_err().to_string();
+    assert!(
+        error.contains("expected 9 bytes from rank 0, got 5"),
+        "{error}"
+    );
+}
+
+#[test]
 fn calls_that_give_up_in_the_middle_of_a_message_leave_others_whole() {
     let [zero, one] = pair();
     let (zeros, ones) = (MeshChannel::new(&zero), MeshChannel::new(&one));
