@@ -1,5 +1,5 @@
-//! tests/house/api.txt: what the libraries export, a line for each item, so that a change of most of
-//! it is seen there. Implementations of traits, derives and what macros make are not listed.
+//! tests/house/api.txt: what the libraries export, a line for each item, so that most changes
+//! of it are seen there. Implementations of traits, derives and what macros make are not listed.
 //! `unreachable_pub` is on: what is `pub` can be reached.
 
 use std::fs;

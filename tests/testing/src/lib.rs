@@ -69,8 +69,8 @@ fn drawn() -> Option<String> {
     env::var("DDP_CASES").ok()
 }
 
-/// The cases to run, about `wanted` of them: see [`cases`]. If two kinds alternate, both occur among
-/// several.
+/// The cases to run, about `wanted` of them: see [`cases`]. If two kinds alternate, both occur
+/// among several.
 pub fn cases_of<T>(check: &str, all: impl IntoIterator<Item = T>, wanted: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
     let chosen = select(drawn().as_deref(), check, all.len(), wanted, 1);

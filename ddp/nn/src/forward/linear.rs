@@ -84,8 +84,8 @@ macro_rules! methods {
 ddp_kernels::activations!(methods);
 
 impl Var {
-    /// Fused into a linear layer if possible. SiLU always runs in a chain, because gates multiply its
-    /// output.
+    /// Fused into a linear layer if possible. SiLU always runs in a chain, because gates multiply
+    /// its output.
     #[track_caller]
     fn activated(&self, activation: Activation) -> Var {
         if !activation.about().stays_in_chains && matches!(self.op(), Op::Linear(_)) {
