@@ -577,7 +577,7 @@ fn every_wait_of_the_loader_is_needed() {
     for place in ddp_testing::cases_of("waits of the loader", all, 4) {
         let (scene, numbers) = &numbers[&place];
         let mut noticed = 0;
-        // The later ones first: see below.
+        // The later ones first: another wait can do the work of the first, as said at the end.
         for number in numbers.iter().rev() {
             if noticed > 0 && !ddp_testing::all_cases() {
                 break;

@@ -27,7 +27,7 @@ use crate::{Tensor, choices};
 
 pub(super) static ACTIVATION: CuFile = CuFile::new("activation.cu", include_str!("activation.cu"));
 
-/// What is known of an activation.
+/// Properties of an activation.
 pub struct AboutActivation {
     /// Its module in PyTorch, if there is one.
     pub pytorch: Option<&'static str>,
@@ -40,6 +40,8 @@ pub struct AboutActivation {
     pub errors: fn(z: f64, y: f64) -> [f64; 2],
     /// No slope near z is steeper.
     pub steepest: fn(z: f64) -> f64,
+    /// Whether it always runs in a chain, never in a linear layer.
+    pub stays_in_chains: bool,
 }
 
 /// Passes the list of activations to a macro, after other tokens. Each has its help, its type, its
@@ -61,6 +63,7 @@ macro_rules! activations {
                     memory_bound: true,
                     errors: |_, _| [0.0, 0.0],
                     steepest: |_| 1.0,
+                    stays_in_chains: false,
                 }
             }
             /// z if it is positive, else 0.01·z
@@ -75,6 +78,7 @@ macro_rules! activations {
                     // The slope and the product round.
                     errors: |_, y| [2.01 * y.abs(), 0.0201],
                     steepest: |_| 1.0,
+                    stays_in_chains: false,
                 }
             }
             /// max(z, 0)²
@@ -88,6 +92,7 @@ macro_rules! activations {
                     // The square, and the product with dy.
                     errors: |z, y| [y, 2.0 * z.abs()],
                     steepest: |z| 2.1 * z.abs().max(1.0),
+                    stays_in_chains: false,
                 }
             }
             /// z·Φ(z), exact
@@ -101,6 +106,7 @@ macro_rules! activations {
                     // As math.rs says; the slope is below 1.2, and the product with dy rounds.
                     errors: |z, _| [4.0 * z.abs().max(1.0), 6.0 + 1.2],
                     steepest: |_| 1.13,
+                    stays_in_chains: false,
                 }
             }
             /// z·Φ(z), approximated with tanh
@@ -113,6 +119,7 @@ macro_rules! activations {
                     memory_bound: false,
                     errors: |z, _| [4.0 * z.abs().max(1.0), 8.0 + 1.2],
                     steepest: |_| 1.13,
+                    stays_in_chains: false,
                 }
             }
             /// z / (1 + e⁻ᶻ)
@@ -125,6 +132,8 @@ macro_rules! activations {
                     memory_bound: false,
                     errors: |_, y| [6.0 * y.abs(), 7.0 + 1.2],
                     steepest: |_| 1.1,
+                    // Gates multiply its output.
+                    stays_in_chains: true,
                 }
             }
         }
@@ -146,7 +155,7 @@ macro_rules! declare {
         }
 
         impl Activation {
-            /// What is known of it.
+            /// Its properties.
             pub const fn about(self) -> &'static AboutActivation {
                 match self {
                     $(Activation::$Name => &const { $about },)*

@@ -62,19 +62,31 @@ pub fn all_cases() -> bool {
 /// The numbers, below `count`, of the cases to run: about `wanted` of them, evenly spaced, unless
 /// `DDP_CASES` says otherwise. `check` names the property, so that each one has its own.
 pub fn cases(check: &str, count: usize, wanted: usize) -> Vec<usize> {
-    select(env::var("DDP_CASES").ok().as_deref(), check, count, wanted)
+    select(drawn().as_deref(), check, count, wanted, 0)
 }
 
-/// The cases to run, about `wanted` of them: see [`cases`].
+fn drawn() -> Option<String> {
+    env::var("DDP_CASES").ok()
+}
+
+/// The cases to run, about `wanted` of them: see [`cases`]. If two kinds alternate, both occur
+/// among several.
 pub fn cases_of<T>(check: &str, all: impl IntoIterator<Item = T>, wanted: usize) -> Vec<T> {
     let all: Vec<T> = all.into_iter().collect();
-    let chosen = cases(check, all.len(), wanted);
+    let chosen = select(drawn().as_deref(), check, all.len(), wanted, 1);
     let numbered = all.into_iter().enumerate();
     let kept = numbered.filter(|(number, _)| chosen.binary_search(number).is_ok());
     kept.map(|(_, case)| case).collect()
 }
 
-fn select(drawn: Option<&str>, check: &str, count: usize, wanted: usize) -> Vec<usize> {
+/// One of each `apart` cases in a row; if `apart` is even, each time the one that is `further` on.
+fn select(
+    drawn: Option<&str>,
+    check: &str,
+    count: usize,
+    wanted: usize,
+    further: usize,
+) -> Vec<usize> {
     if let Some((first, end)) = drawn.and_then(|drawn| drawn.split_once("..")) {
         let [first, end] = [first, end].map(|number| number.parse().expect("a number of a case"));
         return (first..count.min(end)).collect();
@@ -84,8 +96,11 @@ fn select(drawn: Option<&str>, check: &str, count: usize, wanted: usize) -> Vec<
     }
     assert!(wanted > 0, "{check}: at least one case is wanted");
     let apart = count.div_ceil(wanted);
-    let first = hash(&[drawn.unwrap_or(""), "/", check]) % apart as u64;
-    (first as usize..count).step_by(apart).collect()
+    let first = (hash(&[drawn.unwrap_or(""), "/", check]) % apart as u64) as usize;
+    let further = if apart % 2 == 0 { further } else { 0 };
+    let starts = (0..count).step_by(apart).enumerate();
+    let chosen = starts.map(|(turn, start)| start + (first + turn * further) % apart);
+    chosen.filter(|case| *case < count).collect()
 }
 
 /// A damaged copy of a file: some of its bytes changed, left out, repeated, or replaced by what
@@ -145,7 +160,9 @@ fn hash(texts: &[&str]) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::select;
+    fn select(drawn: Option<&str>, check: &str, count: usize, wanted: usize) -> Vec<usize> {
+        super::select(drawn, check, count, wanted, 0)
+    }
 
     #[test]
     fn without_a_seed_the_same_cases_run_each_time() {
@@ -174,6 +191,17 @@ mod tests {
         assert_eq!(select(Some("all"), "seeds", 7, 2), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(select(Some("3..5"), "seeds", 7, 2), [3, 4]);
         assert_eq!(select(Some("5..99"), "seeds", 7, 2), [5, 6]);
+    }
+
+    #[test]
+    fn of_two_alternating_kinds_both_occur() {
+        for (count, wanted) in (1..25).flat_map(|pairs| (2..10).map(move |it| (2 * pairs, it))) {
+            for check in ["this", "that", "another", "one", "more"] {
+                let chosen = super::select(None, check, count, wanted, 1);
+                let is_mixed = chosen.iter().any(|it| it % 2 != chosen[0] % 2);
+                assert!(is_mixed || chosen.len() == 1, "{chosen:?} of {count}");
+            }
+        }
     }
 
     #[test]

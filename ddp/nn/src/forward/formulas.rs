@@ -320,7 +320,8 @@ fn slopes(function: Function, &Backward { x, y, d }: &Backward<'_>) -> Vec<Optio
             let kept = if activation.keeps_input() { &x[0] } else { y };
             Some(Var::apply(Gradient(activation), &[d, kept]))
         }
-        // No gradient flows through comparisons, and forwards have no gradients.
+        // No gradient flows through comparisons, and gradients are not differentiated
+        // again.
         Less | LessEqual | Equal | Gradient(_) | Round => None,
     };
     let mut all = vec![None; x.len()];

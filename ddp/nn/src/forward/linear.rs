@@ -84,10 +84,11 @@ macro_rules! methods {
 ddp_kernels::activations!(methods);
 
 impl Var {
-    /// By a linear layer, or within a chain: always for SiLU, since gates multiply it.
+    /// Fused into a linear layer if possible. SiLU always runs in a chain, because gates multiply
+    /// its output.
     #[track_caller]
     fn activated(&self, activation: Activation) -> Var {
-        if activation != Activation::Silu && matches!(self.op(), Op::Linear(_)) {
+        if !activation.about().stays_in_chains && matches!(self.op(), Op::Linear(_)) {
             return self.activate(activation);
         }
         Var::apply(Function::Activation(activation), &[self])

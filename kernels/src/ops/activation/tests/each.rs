@@ -11,7 +11,7 @@ const POINTS: [f64; 5] = [-6.0, -1.0, -0.25, 0.5, 3.0];
 const EDGES: [f64; 5] = [f64::NEG_INFINITY, -1e30, 0.0, -0.0, f64::INFINITY];
 
 /// The values at `POINTS` and the derivatives, by other programs, then both at `EDGES`. Those of
-/// gelu at points are torch 2.11's in f64, the others those of sums with 60 digits.
+/// gelu at points are torch 2.11's in f64, the others were computed with 60 digits.
 fn known(activation: Activation) -> [[f64; 5]; 4] {
     const MOST: f64 = f64::INFINITY;
     match activation {
