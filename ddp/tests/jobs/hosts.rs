@@ -178,7 +178,7 @@ fn no_rank_outlives_a_launcher_that_is_killed() {
         let mut running = folder.started_on("--hosts far:1,off:1", "", &words).start();
         running.wait_for(STEP_2);
         running.kill();
-        // Waiting asserts that no process is left. They were asked to save; elastic ones are killed.
+        // Waiting asserts that no process is left. They were asked to save, elastic ones killed.
         let ended = running.wait();
         assert_eq!(ended.signal(), Some(9), "{ended}");
         assert_eq!(folder.checkpoints().len(), saved, "{ended}");
