@@ -1,16 +1,18 @@
-//! A step on a GPU computes what it computes on the CPU, to the bit where sums are exact. How far
-//! it may be off elsewhere, `claims/ranks.rs` derives, and the tests of operations.
+//! A step on a GPU computes what it computes on the CPU: to the bit where sums are exact;
+//! elsewhere each parameter changes by as much, up to rounding. The tests of operations bound that
+//! by element.
 
-use ddp::config::GraphChoice;
+use ddp::config::{GraphChoice, Precision};
 use ddp::data::{InOrder, Loader, Source};
 use ddp::optim::{Method, Rule};
+use ddp::params::Parameter;
 use ddp_comm::Group;
-use ddp_kernels::ops::SgdConstants;
+use ddp_kernels::ops::{Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::support::random::whole;
 use crate::support::training::{Case, on_ranks};
-use crate::{Setup, gpu};
+use crate::{Setup, Training, gpu};
 
 #[test]
 fn where_sums_are_exact_the_gpu_has_the_bits_of_the_cpu() {
@@ -74,6 +76,71 @@ fn where_sums_are_exact_the_gpu_has_the_bits_of_the_cpu() {
             .remove(0)
         };
         assert_eq!(train(device), train(Device::Cpu), "case {index}");
+    }
+}
+
+/// What a step of SGD adds to each parameter. That is its gradient times the rate, so it shows a
+/// gradient that is off by a factor, which AdamW hides.
+fn added(setup: &Setup, precision: Precision, device: Device) -> Vec<(String, Vec<f64>)> {
+    let mut training = setup.start_in(precision, device, GraphChoice::Off).unwrap();
+    let values = |training: &Training| -> Vec<(String, Vec<f32>)> {
+        let params = &training.step.stages()[0].model().params;
+        let of = |it: &Parameter| (it.name.clone(), params.master(it.id).to_vec().unwrap());
+        params.list().iter().map(of).collect()
+    };
+    let before = values(&training);
+    // The values' own roundings are small beside changes at this rate.
+    training.take(0, 1.0, false).unwrap();
+    let pairs = before.into_iter().zip(values(&training));
+    let added = pairs.map(|((name, before), (_, after))| {
+        let pairs = before.into_iter().zip(after);
+        let added = pairs.map(|(before, after)| f64::from(after) - f64::from(before));
+        (name, added.collect())
+    });
+    added.collect()
+}
+
+fn norm(x: impl Iterator<Item = f64>) -> f64 {
+    x.map(|x| x * x).sum::<f64>().sqrt()
+}
+
+#[test]
+fn every_parameter_changes_by_as_much_as_on_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let device = gpu.device;
+    // Clipping hides a factor of all gradients.
+    for (clip_norm, activation) in [(0.0, Activation::Relu), (0.1, Activation::Gelu)] {
+        let setup = Setup {
+            activation,
+            dropout: 0.25,
+            clip_norm,
+            micro: Some(5),
+            rule: Rule::sgd(0.0),
+            ..Setup::new("glyphs,rows=50,held-out=0")
+        };
+        let [cpu, on_gpu] = [Device::Cpu, device].map(|device| {
+            [Precision::F32, Precision::Bf16].map(|precision| added(&setup, precision, device))
+        });
+        for (what, got, expected, apart_max) in [
+            // Sums of 784 terms, forward and backward: 2 · 784 · 2⁻²⁴ < 1e-4.
+            ("f32", &on_gpu[0], &cpu[0], 1e-4),
+            // At most 8 roundings on a row's way: of its numbers, the hidden layer's weights, sums
+            // and outputs, the weights and sums above it, and the gradients of both: 8 · 2⁻⁹.
+            ("bf16 beside f32", &on_gpu[1], &cpu[0], 0.016),
+            // Of these 4 may differ: of sums, of the outputs, and of gradients of both.
+            ("bf16", &on_gpu[1], &cpu[1], 0.008),
+        ] {
+            for ((name, got), (same, expected)) in got.iter().zip(expected) {
+                assert_eq!(name, same);
+                let apart = norm(got.iter().zip(expected).map(|(a, b)| a - b));
+                let apart = apart / norm(expected.iter().copied());
+                println!("{activation:?}, {what}, {name}: {apart:e} apart");
+                assert!(
+                    apart < apart_max,
+                    "{activation:?}, {what}, {name}: {apart:e} apart, at most {apart_max:e}"
+                );
+            }
+        }
     }
 }
 

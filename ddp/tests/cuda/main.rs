@@ -166,15 +166,21 @@ impl Setup {
         }
     }
 
-    fn precision_on(&self, device: Device) -> Precision {
-        if device == Device::Cpu {
+    fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
+        let precision = if device == Device::Cpu {
             Precision::F32
         } else {
             self.precision
-        }
+        };
+        self.start_in(precision, device, graph)
     }
 
-    fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
+    fn start_in(
+        &self,
+        precision: Precision,
+        device: Device,
+        graph: GraphChoice,
+    ) -> Result<Training> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
         let layers = Mlp {
             hidden,
@@ -190,7 +196,7 @@ impl Setup {
         let model = Model::new(
             Box::new(layers),
             self.data.row_shape(),
-            self.precision_on(device),
+            precision,
             device,
             3,
             &|_| false,

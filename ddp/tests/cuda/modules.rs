@@ -90,10 +90,14 @@ const FORMULAS: [(&str, Of, usize); 4] = [
     ("images", images, 64),
 ];
 
-fn in_each_precision(
-    (name, formula, columns): (&str, Of, usize),
-) -> [(&str, Of, usize, Precision); 2] {
-    [Precision::F32, Precision::Bf16].map(|precision| (name, formula, columns, precision))
+/// A formula in f32 and one in bf16, or all.
+fn one_in_each_precision() -> Vec<(&'static str, Of, usize, Precision)> {
+    let one = |precision| {
+        let check = format!("{} {precision:?}", test_name());
+        let of = move |(name, formula, columns)| (name, formula, columns, precision);
+        ddp_testing::cases_of(&check, FORMULAS.map(of), 1)
+    };
+    [Precision::F32, Precision::Bf16].map(one).concat()
 }
 
 /// The output and the gradients of the input and the parameters, for random numbers.
@@ -188,8 +192,7 @@ fn trained(case: &Case, formula: Of, ranks: usize) -> Vec<Outcome> {
 #[test]
 fn own_modules_learn_as_on_the_cpu_captured_and_eager() {
     let Some(_gpu) = gpu() else { return };
-    let all = FORMULAS.into_iter().flat_map(in_each_precision);
-    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 2) {
+    for (name, formula, columns, precision) in one_in_each_precision() {
         let case = case(columns);
         let cpu = trained(&case, formula, 1).remove(0);
         let apart_max = if precision == Precision::F32 {
@@ -217,8 +220,7 @@ fn own_modules_have_the_same_bits_on_one_rank_and_two() {
     let Some(_gpu) = gpu().filter(|_| Device::usable().len() > 2) else {
         return;
     };
-    let all = FORMULAS.into_iter().flat_map(in_each_precision);
-    for (name, formula, columns, precision) in ddp_testing::cases_of(&test_name(), all, 2) {
+    for (name, formula, columns, precision) in one_in_each_precision() {
         let case = Case {
             precision,
             shards: Some(2),

@@ -172,14 +172,15 @@ fn a_host_that_is_lost_ends_the_job_with_77_and_is_named() {
 
 #[test]
 fn no_rank_outlives_a_launcher_that_is_killed() {
-    let folder = Folder::new("hosts-orphans");
-    let mut running = folder
-        .started_on("--hosts far:1,off:1", "", ENDLESS)
-        .start();
-    running.wait_for(STEP_2);
-    running.kill();
-    // Waiting asserts that no process is left. They were asked to save.
-    let ended = running.wait();
-    assert_eq!(ended.signal(), Some(9), "{ended}");
-    assert_eq!(folder.checkpoints().len(), 1, "{ended}");
+    for (elastic, saved) in [("", 1), ("--min-ranks 1", 0)] {
+        let folder = Folder::new("hosts-orphans");
+        let words = format!("{ENDLESS} {elastic}");
+        let mut running = folder.started_on("--hosts far:1,off:1", "", &words).start();
+        running.wait_for(STEP_2);
+        running.kill();
+        // Waiting asserts that no process is left. They were asked to save, elastic ones killed.
+        let ended = running.wait();
+        assert_eq!(ended.signal(), Some(9), "{ended}");
+        assert_eq!(folder.checkpoints().len(), saved, "{ended}");
+    }
 }

@@ -97,7 +97,7 @@ fn select(
     assert!(wanted > 0, "{check}: at least one case is wanted");
     let apart = count.div_ceil(wanted);
     let first = (hash(&[drawn.unwrap_or(""), "/", check]) % apart as u64) as usize;
-    let further = if apart % 2 == 0 { further } else { 0 };
+    let further = if apart.is_multiple_of(2) { further } else { 0 };
     let starts = (0..count).step_by(apart).enumerate();
     let chosen = starts.map(|(turn, start)| start + (first + turn * further) % apart);
     chosen.filter(|case| *case < count).collect()
