@@ -142,11 +142,9 @@ impl MeshPeer {
             return;
         };
         let next = self.posted.iter().position(|it| it.key == key);
-        // A message of another length goes to the inbox, where its letter finds the error.
-        if let Some(index) = next
-            && HEADER_BYTES + self.posted[index].count == length
-            && let Some(posted) = self.posted.remove(index)
-        {
+        let posted = next.and_then(|index| self.posted.remove(index));
+        // One of another length goes to the inbox, where the letter finds it and fails.
+        if let Some(posted) = posted.filter(|it| HEADER_BYTES + it.count == length) {
             self.receiver = Some(posted.letter);
             self.frames.begin();
         }

@@ -109,7 +109,7 @@ fn product(file: &str, from: &str, to: &str) -> Program {
     Program {
         name: file.to_owned(),
         source: source.replace(from, to),
-        headers: ["common.cuh", "math.cuh", "chunks.cuh"]
+        headers: ["common.cuh", "math.cuh", "activations.cuh", "chunks.cuh"]
             .map(|name| (name.to_owned(), read(name)))
             .into(),
         ..Program::default()
