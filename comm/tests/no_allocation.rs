@@ -87,7 +87,7 @@ fn after_the_first_round_nothing_is_allocated() {
 const KEPT_MAX: usize = 100;
 const ROUNDS: usize = 40;
 
-/// Each rank is a process of its own, which runs this test.
+/// Starts this test twice more, as the processes of two ranks.
 #[test]
 fn between_hosts_calls_use_the_same_memory_again() {
     let name = "between_hosts_calls_use_the_same_memory_again";

@@ -315,7 +315,7 @@ impl Frames {
         let is_genuine = accepts(&mut self.seals, header, &[first, rest]);
         self.arriving = None;
         if !is_genuine {
-            // Nor is what came after it believed.
+            // What came after it is dropped, too.
             self.is_closed = true;
             self.filled = self.taken;
         }

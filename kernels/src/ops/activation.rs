@@ -40,7 +40,7 @@ pub struct AboutActivation {
     pub errors: fn(z: f64, y: f64) -> [f64; 2],
     /// No slope near z is steeper.
     pub steepest: fn(z: f64) -> f64,
-    /// Whether it always runs in a chain, never in a linear layer.
+    /// Whether the method of `Var` leaves it to chains even right after a linear layer.
     pub stays_in_chains: bool,
 }
 

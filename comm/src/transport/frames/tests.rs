@@ -64,17 +64,22 @@ fn seals(covers_all: bool) -> Seals {
     Seals { sent, received }
 }
 
-/// What the other end takes of bytes that came, and whether it closes then.
-fn taken(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
+/// Both ends of a socket: the first sends `bytes` as they are, the second expects sealed frames.
+fn sending(bytes: &[u8], covers_all: bool) -> [Frames; 2] {
     let (left, right) = UnixStream::pair().unwrap();
-    let mut right = Frames::new(right.into(), LIMIT).unwrap();
+    let [mut left, mut right] = [left, right].map(|it| Frames::new(it.into(), LIMIT).unwrap());
     let Seals { sent, received } = seals(covers_all);
     right.seal(Seals {
         sent: received,
         received: sent,
     });
-    let mut left = Frames::new(left.into(), LIMIT).unwrap();
     left.outgoing = bytes.to_vec();
+    [left, right]
+}
+
+/// What the other end takes of bytes that came, and whether it closes then.
+fn taken(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
+    let [mut left, mut right] = sending(bytes, covers_all);
     let mut taken = Vec::new();
     while !left.is_sent() && !right.is_closed() {
         left.advance();
@@ -88,15 +93,7 @@ fn taken(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
 
 /// As `taken`, each into its receiver's memory.
 fn filled(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
-    let (left, right) = UnixStream::pair().unwrap();
-    let mut right = Frames::new(right.into(), LIMIT).unwrap();
-    let Seals { sent, received } = seals(covers_all);
-    right.seal(Seals {
-        sent: received,
-        received: sent,
-    });
-    let mut left = Frames::new(left.into(), LIMIT).unwrap();
-    left.outgoing = bytes.to_vec();
+    let [mut left, mut right] = sending(bytes, covers_all);
     let mut filled = Vec::new();
     loop {
         left.advance();
@@ -112,7 +109,7 @@ fn filled(bytes: &[u8], covers_all: bool) -> (Vec<Vec<u8>>, bool) {
             if right.is_closed() || was_sent {
                 assert!(
                     !right.is_closed() || right.take().is_none(),
-                    "nor what follows"
+                    "what follows a forged frame is dropped"
                 );
                 return (filled, right.is_closed());
             }

@@ -440,7 +440,7 @@ struct Flight<'a> {
 fn emptied<'a>(mut flights: Vec<Flight<'_>>) -> Vec<Flight<'a>> {
     flights.clear();
     let none = flights.into_iter();
-    none.map(|_| unreachable!("there is none")).collect()
+    none.map(|_| unreachable!("the vector is empty")).collect()
 }
 
 /// What ranks compare of a call: operation, dtype, count and number; then its text.

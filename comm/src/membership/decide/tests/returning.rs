@@ -170,11 +170,11 @@ fn a_word_about_one_that_cannot_connect_counts_after_others_have_left() {
         job.misses(2, &[1], false);
         assert_eq!(job.kills(), [1], "{leave:?}");
         assert_eq!(job.state.ranks[1].unconnected, 1, "{leave:?}");
-        // A second report kills nobody else.
+        // After a second report no other rank is killed.
         job.misses(0, &[1, 2], false);
         assert_eq!(job.kills(), [0; 0], "{leave:?}");
     }
-    // A third one is stopped for a moment, which nobody misses.
+    // Rank 0, which no rank misses, is stopped for a moment: it is not killed.
     let mut job = trains(&[1, 2, 3]);
     come_again_of_three(&mut job, 20);
     job.at_s(6);
