@@ -8,7 +8,7 @@ mod moves;
 mod operands;
 mod warp;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::finding::Refusal;
 use crate::names;
@@ -107,28 +107,28 @@ fn lay_out<'a>(variables: impl Iterator<Item = &'a Variable>) -> (Vec<Owned>, u6
 }
 
 pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Program, Refusal> {
-    let named = names::number(&kernel.statements)?;
+    let statements = kernel.statements()?;
+    let named = names::number(&statements)?;
     let places = names::place(&named)?;
-    let inside = kernel
-        .statements
+    let inside = statements
         .iter()
         .filter_map(|statement| match &statement.content {
             Content::Variable(variable) => Some(variable),
             _ => None,
         });
     let variables: Vec<&Variable> = globals.iter().chain(inside).collect();
-    let is_used = |variable: &&&Variable| {
-        let uses = |operand: &Operand| match operand {
-            Operand::Name(name) | Operand::Address(Some(name), _) => *name == variable.name,
-            _ => false,
-        };
-        named
-            .instructions
-            .iter()
-            .any(|(_, instruction, _)| instruction.operands.iter().any(uses))
-    };
+    let operands = named.instructions.iter();
+    let used: HashSet<&str> = operands
+        .flat_map(|(_, instruction, _)| &instruction.operands)
+        .filter_map(|operand| match operand {
+            Operand::Name(name) | Operand::Address(Some(name), _) => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
     let of = |space: Space, is_open: bool| {
-        let all = variables.iter().filter(is_used);
+        let all = variables
+            .iter()
+            .filter(|variable| used.contains(variable.name.as_str()));
         all.copied()
             .filter(move |variable| variable.space == space && variable.is_open == is_open)
     };
@@ -172,10 +172,7 @@ pub(crate) fn decode(kernel: &KernelText, globals: &[Variable]) -> Result<Progra
             ..decoder.coded(statement, instruction)?
         });
     }
-    let end = kernel
-        .statements
-        .last()
-        .map_or(0, |statement| statement.line);
+    let end = statements.last().map_or(0, |statement| statement.line);
     code.push(Coded {
         op: Op::Exit,
         guard: None,

@@ -3,6 +3,7 @@
 
 mod access;
 mod decode;
+mod dense;
 mod finding;
 mod lanes;
 mod launch;
@@ -21,6 +22,7 @@ mod text;
 mod warp;
 mod wgmma;
 
+pub use dense::{Dense, Element};
 pub use finding::{Finding, Kind, Refusal};
 pub use launch::{Counts, Launch, Outcome};
 pub use memory::{Footprint, GlobalMemory, Shadows, Window};

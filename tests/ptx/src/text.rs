@@ -23,7 +23,15 @@ pub(crate) struct KernelText {
     pub(crate) parameters: Vec<Variable>,
     /// The product of `.maxntid` or `.reqntid`.
     pub(crate) threads_max: Option<u32>,
-    pub(crate) statements: Vec<Statement>,
+    body: Body,
+}
+
+/// Between the braces of a kernel, and the line where it begins. It is read when the kernel is
+/// decoded: a program uses few kernels of a module.
+#[derive(Debug)]
+struct Body {
+    text: String,
+    line: u32,
 }
 
 /// A state space that variables can be in.

@@ -1,7 +1,7 @@
 //! Reads the text of a module.
 
 use super::{
-    Content, Instruction, KernelText, Operand, Registers, Space, Statement, Text, Variable,
+    Body, Content, Instruction, KernelText, Operand, Registers, Space, Statement, Text, Variable,
 };
 use crate::finding::Refusal;
 
@@ -200,6 +200,47 @@ impl<'a> Reader<'a> {
                 }
             }
         }
+        Ok(KernelText {
+            name,
+            parameters,
+            threads_max,
+            body: self.body()?,
+        })
+    }
+
+    /// Passes what is between a brace that was just passed and the one that closes it.
+    fn body(&mut self) -> Result<Body, Refusal> {
+        let (rest, line) = (self.rest(), self.line);
+        let (mut depth, mut at) = (1, 0);
+        while let Some(next) = rest[at..].find(['{', '}', '/']) {
+            at += next;
+            match &rest[at..] {
+                comment if comment.starts_with("//") => {
+                    at += comment.find('\n').unwrap_or(comment.len());
+                    continue;
+                }
+                comment if comment.starts_with("/*") => {
+                    at += comment.find("*/").map_or(comment.len(), |end| end + 2);
+                    continue;
+                }
+                brace if brace.starts_with('{') => depth += 1,
+                brace if brace.starts_with('}') => depth -= 1,
+                _ => {}
+            }
+            at += 1;
+            if depth == 0 {
+                self.advance(at);
+                return Ok(Body {
+                    text: rest[..at].to_owned(),
+                    line,
+                });
+            }
+        }
+        self.refuse("expected } before the end of the text")
+    }
+
+    /// The statements of a body.
+    fn statements(&mut self) -> Result<Vec<Statement>, Refusal> {
         let mut statements = Vec::new();
         let mut depth = 1;
         while depth > 0 {
@@ -216,12 +257,7 @@ impl<'a> Reader<'a> {
                 statements.push(statement);
             }
         }
-        Ok(KernelText {
-            name,
-            parameters,
-            threads_max,
-            statements,
-        })
+        Ok(statements)
     }
 
     fn statement(&mut self) -> Result<Option<Statement>, Refusal> {
@@ -437,14 +473,25 @@ fn operand(text: &str) -> Result<Operand, String> {
     Ok(Operand::Name(text.to_owned()))
 }
 
+impl<'a> Reader<'a> {
+    fn of(text: &'a str, line: u32) -> Self {
+        Reader {
+            text,
+            at: 0,
+            line,
+            source: (0, 0),
+        }
+    }
+}
+
 /// Reads a module.
 pub(crate) fn read(text: &str) -> Result<Text, Refusal> {
-    let text = text.trim_end_matches('\0');
-    Reader {
-        text,
-        at: 0,
-        line: 1,
-        source: (0, 0),
+    Reader::of(text.trim_end_matches('\0'), 1).module()
+}
+
+impl KernelText {
+    /// Reads its body.
+    pub(crate) fn statements(&self) -> Result<Vec<Statement>, Refusal> {
+        Reader::of(&self.body.text, self.body.line).statements()
     }
-    .module()
 }

@@ -2,6 +2,7 @@
 
 use std::ops::{Add, Mul};
 
+use ddp_ptx::Element;
 use half::{bf16, f16};
 
 /// An element type that the simulated library multiplies.
@@ -54,12 +55,17 @@ impl Type {
 
 /// The accumulator: `f32`, or `f64` for COMPUTE_64F.
 pub(super) trait Real:
-    Copy + Default + PartialEq + Add<Output = Self> + Mul<Output = Self> + Send + Sync + 'static
+    Element
+    + Copy
+    + Default
+    + PartialEq
+    + Add<Output = Self>
+    + Mul<Output = Self>
+    + Send
+    + Sync
+    + 'static
 {
     fn from_f64(value: f64) -> Self;
-
-    /// `self × factor + addend`, rounded once.
-    fn fused(self, factor: Self, addend: Self) -> Self;
 
     /// What tensor cores see of it in TF32, which applies to f32 only.
     fn to_tf32(self) -> Self;
@@ -115,11 +121,6 @@ macro_rules! real {
         impl Real for $real {
             fn from_f64(value: f64) -> Self {
                 value as Self
-            }
-
-            #[inline(always)]
-            fn fused(self, factor: Self, addend: Self) -> Self {
-                self.mul_add(factor, addend)
             }
 
             fn to_tf32(self) -> Self {

@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use ddp_ptx::Dense;
+
 use super::element::{Real, Type};
 use super::epilogue::{Activation, Bias, gelu, gelu_derivative, relu};
 use super::matrix::Matrix;
@@ -114,7 +116,8 @@ impl Matmul {
                 .chain(&mut b.values)
                 .for_each(|value| *value = value.to_tf32());
         }
-        let mut sums = multiply(problem, &a, &b);
+        let sizes = [problem.d.rows, problem.d.columns, problem.a.columns];
+        let mut sums = T::product(&a, &b, sizes.map(|size| size as usize));
         if beta == T::default() {
             // C is not read at all, even if it holds NaN.
             sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
@@ -490,66 +493,6 @@ impl Lines {
             }
         }
     }
-}
-
-/// A matrix without gaps, by columns or by rows.
-struct Dense<T> {
-    values: Vec<T>,
-    row_stride: usize,
-    column_stride: usize,
-}
-
-/// op(A) op(B), column by column without gaps.
-fn multiply<T: Real>(problem: &Problem, a: &Dense<T>, b: &Dense<T>) -> Vec<T> {
-    let (m, n, k) = (
-        problem.d.rows as usize,
-        problem.d.columns as usize,
-        problem.a.columns as usize,
-    );
-    let mut sums = vec![T::default(); m * n];
-    assert!(
-        a.values.len() == m * k && b.values.len() == k * n,
-        "the operands are {m}x{k} and {k}x{n}"
-    );
-    let at = |dense: &Dense<T>, row: usize, column: usize| {
-        dense.values[row * dense.row_stride + column * dense.column_stride]
-    };
-    for (column, sums) in sums.chunks_mut(m).enumerate() {
-        for along in 0..k {
-            let factor = at(b, along, column);
-            let values = &a.values[along * a.column_stride..];
-            add_scaled(sums, values, a.row_stride, factor);
-        }
-    }
-    sums
-}
-
-/// `sums += factor * values`, where values are `stride` apart, each rounded once.
-fn add_scaled<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
-    #[inline(always)]
-    fn body<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
-        if stride == 1 {
-            for (sum, &value) in sums.iter_mut().zip(values) {
-                *sum = value.fused(factor, *sum);
-            }
-        } else {
-            for (sum, &value) in sums.iter_mut().zip(values.iter().step_by(stride)) {
-                *sum = value.fused(factor, *sum);
-            }
-        }
-    }
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        fn avx2<T: Real>(sums: &mut [T], values: &[T], stride: usize, factor: T) {
-            body(sums, values, stride, factor);
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the processor has these features.
-            return unsafe { avx2(sums, values, stride, factor) };
-        }
-    }
-    body(sums, values, stride, factor);
 }
 
 fn row_sums(matrix: &[f32], rows: usize) -> Vec<f32> {

@@ -1,10 +1,10 @@
 //! Modules: PTX that NVRTC made, alone or in the envelope that is a CUBIN here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ddp_ptx::{Kernel, Module};
+use ddp_ptx::{Kernel, Module, Refusal};
 
 use crate::error::CUresult;
 use crate::nvrtc::CUBIN_HEADER;
@@ -13,11 +13,33 @@ use crate::nvrtc::CUBIN_HEADER;
 pub(super) const THREADS_MAX: u32 = 1024;
 
 /// A loaded module.
+#[derive(Clone, Debug)]
+pub(super) struct Library(Arc<Read>);
+
+/// What a text says.
 #[derive(Debug)]
-pub(super) struct Library {
+struct Read {
     module: Module,
     /// Kernels are decoded when they are first asked for.
     kernels: Mutex<HashMap<String, Arc<Kernel>>>,
+}
+
+/// All texts that were read: tests in one process load the same ones again and again.
+static READ: Mutex<BTreeMap<String, Arc<Read>>> = Mutex::new(BTreeMap::new());
+
+impl Read {
+    fn of(text: String) -> Result<Arc<Read>, Refusal> {
+        let mut all = READ.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(&text) {
+            return Ok(Arc::clone(known));
+        }
+        let read = Arc::new(Read {
+            module: Module::parse(&text)?,
+            kernels: Mutex::default(),
+        });
+        all.insert(text, Arc::clone(&read));
+        Ok(read)
+    }
 }
 
 /// The PTX of an image given to `cuModuleLoadData`, which has no length, and whether it was in an
@@ -57,11 +79,14 @@ impl Library {
         if !text.contains(".version") {
             return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
         }
-        let module = Module::parse(&text).map_err(|refusal| {
+        let read = Read::of(text).map_err(|refusal| {
             eprintln!("simcuda: cuModuleLoadData: {refusal}");
             CUresult::CUDA_ERROR_INVALID_PTX
         })?;
-        let (architecture, suffix) = module.target().ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
+        let (architecture, suffix) = read
+            .module
+            .target()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_PTX)?;
         // PTX is compiled for the device; code runs on its major version, from its minor version
         // on. What is for one architecture alone runs on no other.
         let fits = match suffix {
@@ -72,24 +97,26 @@ impl Library {
         if !fits {
             return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
         }
-        Ok(Self {
-            module,
-            kernels: Mutex::default(),
-        })
+        Ok(Self(read))
     }
 
     /// How many kernels it has.
     pub(super) fn count(&self) -> usize {
-        self.module.kernels().count()
+        self.0.module.kernels().count()
     }
 
     /// The kernel of this name.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Kernel>, CUresult> {
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = self
+            .0
+            .kernels
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kernels.get(name) {
             return Ok(Arc::clone(known));
         }
         let decoded = self
+            .0
             .module
             .kernel(name)
             .ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
