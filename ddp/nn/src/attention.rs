@@ -34,16 +34,19 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Causal attention with this many heads of C / `heads` columns, of which `kv_heads` have
-    /// separate keys and values. `linear` makes a linear layer with this many outputs; the first
-    /// makes queries, keys and values, the second the output.
+    /// Causal attention with this many heads of C / `heads` columns, which must be whole;
+    /// `kv_heads` of them have separate keys and values. `linear` makes a linear layer with this
+    /// many outputs; the first makes queries, keys and values, the second the output.
     pub fn causal(
         width: usize,
         heads: usize,
         kv_heads: usize,
         linear: [&dyn Fn(usize) -> Linear; 2],
     ) -> SelfAttention {
-        SelfAttention::of_heads([heads, kv_heads, width / heads.max(1)], width, linear)
+        let divides = width.is_multiple_of(heads);
+        // Heads of 0 columns are refused by `forward`.
+        let head_size = if divides { width / heads.max(1) } else { 0 };
+        SelfAttention::of_heads([heads, kv_heads, head_size], width, linear)
     }
 
     /// As [`SelfAttention::causal`], with `[H, K, D]`: D need not be C / H. It returns `width`
@@ -124,7 +127,7 @@ impl Module for SelfAttention {
         let help = "choose another number of heads, or another width";
         if heads * kv_heads * head_size == 0 || !heads.is_multiple_of(kv_heads) {
             let expected = format!(
-                "heads of some of {width} columns, and kv_heads that divide them, instead of \
+                "heads that divide {width} columns, and kv_heads that divide them, instead of \
                  {heads} heads of {head_size} columns and {kv_heads} kv_heads"
             );
             return x.refuse("attention", &[x], &expected, help);

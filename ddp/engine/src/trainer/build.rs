@@ -7,7 +7,7 @@ use ddp_comm::World;
 use ddp_data::sampler::Shards;
 use ddp_data::tables::Tables;
 use ddp_data::text::{TOKENIZER_FILE, Vocabulary};
-use ddp_data::{Data, InOrder, LeftOpen, Loader, Resident, Source};
+use ddp_data::{Data, InOrder, LeftOpen, Loader, Resident, RowSpec, Source, TaskSpec};
 use ddp_kernels::Device;
 use ddp_nn::Loss;
 use ddp_nn::models::Model;
@@ -219,6 +219,9 @@ pub(super) fn step(
         .model_options()
         .models(&shape, devices, &frozen, sharing)?;
     check_trained(options, &models)?;
+    let outputs = models
+        .last()
+        .map_or(Vec::new(), |model| model.output_shape.clone());
     let part = |(index, model): (usize, Model)| -> Result<StageSpec> {
         let group = gradient_group(world, index, devices[index])?;
         let slicing = reducer.slicing(0, [group.rank(), group.size()]);
@@ -237,6 +240,7 @@ pub(super) fn step(
     let loss = match own_loss {
         Some(loss) => loss,
         None => {
+            check_outputs(data.train.spec(), &outputs)?;
             let settled = task.with_weights(&options.loss_options(), data, options.data.name())?;
             ranges = data.target_ranges();
             task.loss(&settled, last)?.into()
@@ -246,6 +250,22 @@ pub(super) fn step(
     let mut step = Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)?;
     step.clip_outputs(ranges);
     Ok(step)
+}
+
+/// Refuses a model that has another number of outputs than there are classes, which would train: the
+/// loss takes any number that is large enough.
+fn check_outputs(rows: &RowSpec, of_row: &[usize]) -> Result<()> {
+    let TaskSpec::Classification(classes) = &rows.task else {
+        return Ok(());
+    };
+    let expected = [&rows.targets.shape[..], &[classes.count]].concat();
+    if of_row == expected {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "model: expected outputs of shape {expected:?} for a row, {}, got {of_row:?}; help: give          the last layer `outputs` of the DataShape that the model is made for",
+        rows.task
+    )))
 }
 
 /// Refuses to freeze unknown parameters, or all of them.
@@ -282,4 +302,39 @@ fn check_trained(options: &Config, models: &[Model]) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_data::TensorSpec;
+    use ddp_kernels::DType;
+
+    use super::*;
+
+    #[test]
+    fn a_model_has_an_output_for_each_class() {
+        let rows = |targets: &[usize]| RowSpec {
+            inputs: TensorSpec::new(DType::F32, &[4]),
+            targets: TensorSpec::new(DType::I64, targets),
+            image: Vec::new(),
+            task: TaskSpec::named_classes(["a", "b", "c"].map(String::from).to_vec()),
+        };
+        for targets in [&[][..], &[5]] {
+            let rows = rows(targets);
+            let right = [targets, &[3]].concat();
+            check_outputs(&rows, &right).unwrap();
+            for wrong in [
+                &[targets, &[4]].concat()[..],
+                &[targets, &[6, 3]].concat(),
+                &[],
+            ] {
+                let text = check_outputs(&rows, wrong).unwrap_err().to_string();
+                let expected = format!("expected outputs of shape {right:?} for a row");
+                assert!(
+                    text.contains(&expected) && text.contains(&format!("got {wrong:?}")),
+                    "{text}"
+                );
+            }
+        }
+    }
 }

@@ -143,6 +143,12 @@ fn settings_that_mean_nothing_are_refused() {
             &[4, 8],
             "attention: expected a window of at least 1 token",
         ),
+        (
+            |m, x| m.layer("a", x, SelfAttention::causal(8, 3, 3, [&Linear::new; 2])),
+            &[4, 8],
+            "attention: expected heads that divide 8 columns, and kv_heads that divide them, instead \
+             of 3 heads of 0 columns",
+        ),
     ];
     for (formula, row, expected) in cases {
         let layers = Sequential::new().then(Formula(formula));
