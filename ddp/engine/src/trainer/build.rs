@@ -258,7 +258,7 @@ fn check_outputs(rows: &RowSpec, of_row: &[usize]) -> Result<()> {
     let TaskSpec::Classification(classes) = &rows.task else {
         return Ok(());
     };
-    let expected = [&rows.targets.shape[..], &[classes.count]].concat();
+    let expected = [&rows.targets.shape[..], &[classes.count()]].concat();
     if of_row == expected {
         return Ok(());
     }
