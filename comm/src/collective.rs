@@ -221,7 +221,7 @@ pub(crate) trait Collective: Send + Sync + fmt::Debug {
     fn stop_vote(&self) -> Option<&StopVote> {
         None
     }
-    /// How bytes travel: "shared memory", "shared memory and mpi", "nccl", "alone".
+    /// How bytes travel: "shared memory", "shared memory and tcp", "nccl", "alone".
     fn transport(&self) -> &'static str;
     /// This rank, from 0.
     fn rank(&self) -> usize;

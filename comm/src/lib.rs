@@ -6,8 +6,8 @@
 //!
 //! - `membership/`: who takes part in a job
 //! - `collective/`: groups of ranks, and what a transport has to offer them
-//! - `transport/`: shared memory within a host, TCP or MPI between hosts, NCCL between GPUs; and
-//!   how news of a failure travels
+//! - `transport/`: shared memory within a host, TCP between hosts, NCCL between GPUs; and how news
+//!   of a failure travels
 //! - `launch/`: starts ranks on this host and on others, and gives each its GPU and cores
 //! - `world/`: puts them together: how ranks meet, stop, fail and end
 

@@ -1,7 +1,8 @@
 //! How tensors and news of failures move between ranks. The implementations of
 //! [`Collective`](crate::collective) are `shared/` within a host, `hosts` across hosts (with
-//! `messages` over `tcp/` or `mpi/`), and `nccl/` between GPUs. `failure` is how a rank that fails
-//! ends the others, and `patience` how long a rank waits for one that shows no progress.
+//! `messages` over the sockets of `tcp/`), and `nccl/` between GPUs. Ranks that `mpirun` starts
+//! meet through `mpi/`, which moves no tensors. `failure` is how a rank that fails ends the others,
+//! and `patience` how long a rank waits for one that shows no progress.
 
 pub(crate) mod failure;
 pub(crate) mod frames;

@@ -3,11 +3,13 @@
 //! `connect.rs` finds out what started this rank. Ranks of this program's own launcher meet in
 //! `generations.rs`, in elastic jobs once for each generation; ranks of other launchers meet over
 //! MPI (`over_mpi.rs`) or TCP. `star.rs` is a meeting over sockets, `meeting.rs` what both kinds
-//! have in common, and `bootstrap.rs` connects the ranks once they have met. `groups.rs` makes
-//! groups of all ranks, `links.rs` has what a world starts with, `options.rs` holds the settings,
-//! and `ending.rs` is how the process stops and fails.
+//! have in common, `bootstrap.rs` connects the ranks once they have met, and `between_hosts.rs`
+//! those of several hosts. `groups.rs` makes groups of all ranks, `links.rs` has what a world
+//! starts with, `options.rs` holds the settings, and `ending.rs` is how the process stops and
+//! fails.
 
 mod allocation;
+mod between_hosts;
 mod bootstrap;
 mod connect;
 mod ending;
@@ -227,7 +229,7 @@ impl World {
         self.share_gpus
     }
 
-    /// How tensors move: "shared memory", "shared memory and mpi", "alone".
+    /// How tensors move: "shared memory", "shared memory and tcp", "alone".
     pub fn transport(&self) -> &'static str {
         self.control.transport()
     }

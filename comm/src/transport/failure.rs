@@ -254,7 +254,7 @@ impl Failure {
             exit_code
         };
         if let Some(alerts) = &self.alerts
-            && !alerts.is_on_first_host
+            && !alerts.is_on_first_host()
         {
             // If all hosts find the same error at the same time, the first host reports it.
             _ = self.failed_within(GRACE);
@@ -335,8 +335,8 @@ impl Failure {
             std::thread::sleep(GRACE);
         }
         #[cfg(feature = "mpi")]
-        if (self.alerts.as_ref()).is_some_and(alerts::Alerts::is_of_mpi) {
-            // Some launchers (srun) do not end the ranks of other hosts by themselves.
+        if self.alerts.is_some() {
+            // Some launchers of MPI (srun) do not end the ranks of other hosts by themselves.
             within(BOUND, move || crate::transport::mpi::abort(exit_code));
         }
         // SAFETY: ends the process at once; nothing after it can see what it leaves undone. Not

@@ -1,4 +1,4 @@
-//! Collectives across hosts: shared memory within a host, and MPI or TCP between the leaders, which
+//! Collectives across hosts: shared memory within a host, and sockets between the leaders, which
 //! are the first ranks of the hosts.
 //!
 //! A reduction passes along the hosts as a chain: a leader adds the result of the host before it to
@@ -6,16 +6,17 @@
 //! those of a single host. The last host sends the result to all.
 
 use std::ops::Range;
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use ddp_kernels::{DType, Device, Tensor, ops, panics};
 
 use crate::collective::{Call, Collective, Operation, Partials, Reduce, Sum};
 use crate::error::{Error, Result};
-use crate::transport::messages::{MESSAGE_BYTES_MAX, Members};
+use crate::transport::messages::Members;
 use crate::transport::placement::{Placement, find};
 use crate::transport::shared::Shared;
+use crate::transport::tcp::MESSAGE_BYTES_MAX;
 use ddp_kernels::sums::{self, Sources};
 
 /// Additional time for waits that begin when all ranks of a host have arrived, so that the error
@@ -25,11 +26,6 @@ use ddp_kernels::sums::{self, Sources};
 /// taken for hung.
 const LEADER_GRACE: Duration = Duration::from_millis(500);
 const LOCAL_GRACE: Duration = Duration::from_millis(5000);
-
-/// Sums of this many bytes take long enough to say that they go over TCP.
-const LARGE_BYTES: usize = 64 << 10;
-const SLOW: &str = "sums in host memory go over TCP between hosts; help: start the ranks with \
-    mpirun where MPI has a faster network";
 
 /// All ranks, seen from one of them. Hosts are in rank order.
 #[derive(Debug)]
@@ -138,10 +134,6 @@ impl Hosts {
     /// Every rank's `tensor` becomes the reduction over all ranks.
     fn reduce(&self, met: &Met<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         let (flat, last) = (tensor.flatten()?, self.placement.hosts.len() - 1);
-        if flat.bytes() >= LARGE_BYTES && self.everyone.network() == "tcp" && self.rank() == 0 {
-            static SAID: Once = Once::new();
-            SAID.call_once(|| tracing::warn!("{SLOW}"));
-        }
         // bf16 is added in f32 and rounded once.
         if tensor.dtype() != DType::BF16 {
             self.reduce_along(met, &flat, reduce)?;
@@ -300,10 +292,7 @@ impl Collective for Hosts {
     }
 
     fn transport(&self) -> &'static str {
-        match self.everyone.network() {
-            "tcp" => "shared memory and tcp",
-            _ => "shared memory and mpi",
-        }
+        "shared memory and tcp"
     }
 
     fn rank(&self) -> usize {

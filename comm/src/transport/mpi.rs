@@ -1,9 +1,8 @@
-//! The parts of MPI that this crate needs: start and end, communicators, and messages.
+//! The parts of MPI that this crate needs: start and end, and an exchange of values between ranks.
 //!
-//! Only `library.rs` names the crate `mpi`. `roll_call.rs` finds out which ranks are missing when
-//! ranks meet.
+//! Only `library.rs` names the crate `mpi`.
 
+mod exchange;
 mod library;
-mod roll_call;
 
-pub(crate) use self::library::{MpiComm, MpiJob, MpiRequest, abort};
+pub(crate) use self::library::{MpiJob, abort, advance};

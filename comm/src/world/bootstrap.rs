@@ -4,18 +4,19 @@
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use ddp_kernels::panics;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::between_hosts::connect_hosts;
 use super::links::{Links, ProcessRank, Start};
-use super::meeting::Meeting;
+use super::meeting::{ACTION, Meeting};
 use super::options::Options;
 #[cfg(feature = "mpi")]
 use super::over_mpi;
-use super::star::{ACTION, Star};
+use super::star::Star;
 use crate::error::{Error, Problem, Result};
 use crate::identity::{RankIdentity, host_name};
 use crate::launch::cores::{self, Cores};
@@ -25,11 +26,10 @@ use crate::process::{Peer, Process};
 use crate::rendezvous::Rendezvous;
 use crate::transport::failure::Failure;
 use crate::transport::failure::alerts::Alerts;
-use crate::transport::messages::Comm;
 use crate::transport::nccl::environment::{self, RankKind};
 use crate::transport::placement::Placement;
 use crate::transport::shared::{Board, Segment};
-use crate::transport::tcp::Secret;
+use crate::transport::tcp::{Mesh, MeshChannel, Secret};
 
 /// Makes this rank claim a host of this name, so that one machine can stand in for several hosts.
 /// For tests.
@@ -41,7 +41,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     let lookup = |name: &str| std::env::var(name).ok();
     #[cfg(feature = "mpi")]
     if launch.launcher.is_of_mpi() {
-        over_mpi::check_limits(options, launch)?;
+        over_mpi::check_limits(launch)?;
         environment::apply(over_mpi::settings(launch, &lookup));
         apply_settings(options, launch.is_on_one_host());
         let Some(mut meeting) = over_mpi::MpiRanks::meet(options)? else {
@@ -67,9 +67,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     };
     let secret = Secret::read(&lookup)?;
     let mut meeting = Star::over_tcp(place, None, (secret, None), options)?;
-    let start = join(options, launch.launcher, &mut meeting, limits)?;
-    let mesh = meeting.into_mesh();
-    Ok(Some(Start { mesh, ..start }))
+    join(options, launch.launcher, &mut meeting, limits).map(Some)
 }
 
 /// What the world starts with, once its ranks know each other. A rank whose limits are too small
@@ -95,30 +93,30 @@ pub(super) fn join(
             _ => error.reported_by_rank_0(),
         })?;
     let names: Vec<&str> = infos.iter().map(|info| info.host.as_str()).collect();
-    let mut messages = || match placement.hosts.len() {
-        1 => Ok(None),
-        _ => meeting.messages(&placement, &names).map(Some),
+    let mesh = match placement.hosts.len() {
+        1 => None,
+        _ => Some(Arc::new(connect_hosts(meeting, &placement, &names)?)),
     };
-    let comms = messages()?.zip(messages()?);
-    start(options, launcher, &infos, placement, segment, comms)
+    start(options, launcher, &infos, placement, segment, mesh)
 }
 
 /// What the world of ranks that have met starts with. `segment` is the memory of this host's ranks,
-/// `comms` are communicators between hosts, for failures and for groups.
+/// `mesh` its connection to other hosts.
 fn start(
     options: &Options,
     launcher: Launcher,
     infos: &[RankInfo],
     placement: Placement,
     segment: Segment,
-    comms: Option<(Comm, Comm)>,
+    mesh: Option<Arc<Mesh>>,
 ) -> Result<Start> {
     let board = Board::new(&segment);
     let peers = peers(&placement, &board)?;
     board.show_beats(placement.local_rank);
     let (here, rank) = (placement.here(), placement.here()[placement.local_rank]);
     let masks: Vec<Cores> = here.iter().map(|&rank| infos[rank].cores.clone()).collect();
-    let (alerts, base) = comms.unzip();
+    let channel = || mesh.as_ref().map(MeshChannel::new);
+    let (alerts, base) = (channel(), channel());
     let failure = Failure {
         identity: RankIdentity {
             program: options.program.clone(),
@@ -135,12 +133,9 @@ fn start(
         // These launchers end the ranks that are left, and their exit code is that of the first to
         // end, which must not be a kill.
         must_kill: !matches!(launcher, Launcher::OpenMpi | Launcher::Own),
-        alerts: alerts.map(|comm| Alerts {
-            comm,
-            others: placement.elsewhere(),
-            is_on_first_host: placement.host == 0,
-            host: placement.host,
-            leaders: placement.other_leaders(),
+        alerts: alerts.map(|channel| Alerts {
+            channel,
+            placement: placement.clone(),
         }),
         client: None,
         link: None,
@@ -149,7 +144,6 @@ fn start(
     Ok(Start {
         host_count: placement.hosts.len(),
         links: Links::Processes(ProcessRank {
-            timeout: options.timeout,
             base,
             segment,
             is_roomy: cores::are_roomy(&masks, here.len()),
@@ -161,7 +155,7 @@ fn start(
         unbind: launcher.unbind(&|name| std::env::var(name).ok()),
         #[cfg(feature = "mpi")]
         job: None,
-        mesh: None,
+        mesh,
     })
 }
 
@@ -171,7 +165,7 @@ fn by_host(meeting: &mut dyn Meeting, infos: Vec<RankInfo>) -> Result<(Vec<RankI
     let host = |rank: usize| infos.iter().position(|info| info.key == infos[rank].key);
     let mut order: Vec<usize> = (0..infos.len()).collect();
     order.sort_by_key(|&rank| host(rank));
-    meeting.renumber(&order)?;
+    meeting.numbers().order.clone_from(&order);
     let infos = order.iter().map(|&rank| infos[rank].clone()).collect();
     Ok((infos, meeting.rank()))
 }

@@ -12,6 +12,7 @@ use ddp_kernels::panics;
 use super::World;
 use super::bootstrap;
 use super::links::{Elastic, Start};
+use super::meeting::Meeting;
 use super::options::Options;
 use super::star::Star;
 use crate::background::Background;
@@ -41,7 +42,7 @@ fn listen() -> Result<(Option<TcpListener>, u16)> {
     if std::env::var_os(HOST_ADDRESSES).is_none() {
         return Ok((None, 0));
     }
-    tcp::listen_for_ranks().map(|(listener, port)| (Some(listener), port))
+    tcp::listen_for_ranks(&[]).map(|(listener, port)| (Some(listener), port))
 }
 
 /// What the world of a rank starts with in a job that ends with any of its ranks.
@@ -193,7 +194,7 @@ fn start(
     };
     let mut start = bootstrap::join(options, Launcher::Own, &mut meeting, limits)?;
     if let Some(client) = &meets_again {
-        let order = meeting.order().iter();
+        let order = meeting.numbers().order.iter();
         start.failure.job_ranks = order.map(|&it| members[it].rank).collect();
         launcher::set_job_ranks(&start.failure.job_ranks);
         launcher::set_rank_0(rank == 0);
@@ -202,7 +203,6 @@ fn start(
     }
     start.failure.client = meets_again;
     start.failure.link = Some(Arc::clone(client));
-    start.mesh = meeting.into_mesh();
     Ok(start)
 }
 

@@ -1,7 +1,7 @@
 //! What a world starts with: the implementations of its groups, and its part in an elastic job.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::background::Background;
 use crate::collective::Collective;
@@ -12,10 +12,10 @@ use crate::membership::Change;
 use crate::membership::client::Client;
 use crate::transport::failure::Failure;
 use crate::transport::hosts::Hosts;
-use crate::transport::messages::{Comm, Members};
+use crate::transport::messages::Members;
 use crate::transport::placement::Placement;
 use crate::transport::shared::{Board, Segment, Shared};
-use crate::transport::tcp::Mesh;
+use crate::transport::tcp::{Mesh, MeshChannel};
 use crate::world::options::Options;
 use crate::world::threads::ThreadRank;
 
@@ -75,9 +75,8 @@ impl Start {
 /// A rank that is a process.
 #[derive(Debug)]
 pub(super) struct ProcessRank {
-    pub(super) timeout: Duration,
     /// Connects several hosts.
-    pub(super) base: Option<Comm>,
+    pub(super) base: Option<MeshChannel>,
     pub(super) segment: Segment,
     pub(super) placement: Placement,
     /// Whether the ranks of this host have a core each.
@@ -99,8 +98,11 @@ impl ProcessRank {
         let Some(base) = &self.base else {
             return Ok(Arc::new(shared));
         };
-        let comm = base.duplicate(self.timeout)?;
-        let everyone = Members::new(comm, Board::new(&self.segment), placement.of_ranks());
+        let everyone = Members::new(
+            base.duplicate(),
+            Board::new(&self.segment),
+            placement.of_ranks(),
+        );
         Ok(Arc::new(Hosts::new(shared, everyone, placement.clone())))
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::meeting::Meeting;
+use super::meeting::{ACTION, Meeting, Network, Numbers};
 use super::options::Options;
 use crate::background::Background;
 use crate::error::{Error, Remedy, Result, Seconds};
@@ -18,38 +18,41 @@ use crate::launcher::{
 };
 use crate::say::print_line;
 use crate::transport::failure::{self, Failure};
-use crate::transport::messages;
-use crate::transport::mpi::{MpiComm, MpiJob};
+use crate::transport::mpi::{self, MpiJob};
 use crate::transport::placement::Placement;
+use crate::transport::tcp::{self, SECRET, Secret};
 
 /// The exit code of a rank that waited for others without success.
 const EXIT_LATE: u8 = 77;
 /// How long a rank that has finished its work waits for MPI to end.
 const FINALIZE_MAX: Duration = Duration::from_secs(10);
-/// How much longer than the deadlines of a step, which name the missing ranks, its guard waits.
-const GUARD_MARGIN: Duration = Duration::from_secs(5);
+/// How often MPI works on what is under way while ranks connect.
+const PERIOD: Duration = Duration::from_millis(10);
 
-/// MpiRanks that meet over MPI.
+/// Ranks that meet over MPI.
 pub(super) struct MpiRanks<'a> {
     job: MpiJob,
-    /// The ranks as they are numbered now; before that, those of `job`.
-    renumbered: Option<MpiComm>,
+    numbers: Numbers,
     options: &'a Options,
+    /// Lets MPI work between exchanges: what a rank has sent in one may not have left yet.
+    progress: Option<Background>,
 }
 
 impl MpiRanks<'_> {
     /// Starts MPI. None if this rank is alone.
     pub(super) fn meet(options: &Options) -> Result<Option<MpiRanks<'_>>> {
         let job = start_mpi(options)?;
-        if job.world().size() == 1 {
+        let numbers = Numbers::new(job.rank(), job.size());
+        if job.size() == 1 {
             let _guard = Background::deadline(FINALIZE_MAX, || failure::leave_at_once(EXIT_LATE))?;
             job.finalize();
             return Ok(None);
         }
         Ok(Some(MpiRanks {
             job,
-            renumbered: None,
+            numbers,
             options,
+            progress: None,
         }))
     }
 
@@ -57,123 +60,102 @@ impl MpiRanks<'_> {
     pub(super) fn into_job(self) -> MpiJob {
         self.job
     }
-
-    fn comm(&self) -> &MpiComm {
-        self.renumbered.as_ref().unwrap_or(self.job.world())
-    }
-
-    /// A guard for a step that ends within the timeout or names the missing ranks: it ends this
-    /// process if MPI does neither.
-    fn guard(&self) -> Result<Background> {
-        let limit = self.options.timeout.saturating_mul(2);
-        let limit = limit.saturating_add(GUARD_MARGIN + patience(self.rank()));
-        let text = format!(
-            "MPI did not bring the ranks together within {}",
-            Seconds(limit)
-        );
-        let help = "check whether they are stopped";
-        let leave = report_and_leave(self.options, self.rank(), text, help);
-        Background::deadline(limit, leave)
-    }
 }
 
 impl Meeting for MpiRanks<'_> {
-    fn rank(&self) -> usize {
-        self.comm().rank()
+    fn numbers(&mut self) -> &mut Numbers {
+        &mut self.numbers
     }
 
-    fn exchange(&mut self, value: &Value) -> Result<Vec<Value>> {
-        const BLOCK_BYTES: usize = 8192;
-        let _guard = self.guard()?;
-        let mut block = value.to_string().into_bytes();
-        block.resize(BLOCK_BYTES, b' ');
-        let blocks = self.comm().all_gather(block, self.options.timeout)?;
-        let values = blocks
-            .iter()
-            .map(|block| serde_json::from_slice(block).unwrap_or_default());
-        Ok(values.collect())
+    fn timeout(&self) -> Duration {
+        self.options.timeout
     }
 
-    fn renumber(&mut self, order: &[usize]) -> Result<()> {
-        if order.is_sorted() {
-            return Ok(());
+    fn exchange_within(&mut self, value: &Value, limit: Duration) -> Result<Vec<Value>> {
+        // One thread at a time calls MPI.
+        self.progress = None;
+        let values = self.job.exchange(value, limit)?;
+        self.progress = Some(Background::start("mpi", |cancelled| {
+            while !cancelled.within(PERIOD) {
+                mpi::advance();
+            }
+        })?);
+        Ok(values)
+    }
+
+    fn network(&mut self, _: &Placement) -> Result<Network> {
+        let lookup = |name: &str| std::env::var(name).ok();
+        let mut mine = Value::Null;
+        if self.numbers.came_as == 0 {
+            mine = introduction(&lookup)?;
         }
-        let rank = order.iter().position(|&rank| rank == self.rank());
-        let rank = rank.expect("every rank has a number");
-        let _guard = self.guard()?;
-        self.renumbered = Some(self.comm().reordered(rank, self.options.timeout)?);
-        Ok(())
-    }
-
-    fn check_hosts(&self, _: &Placement) -> Result<()> {
-        if self.job.threads_may_call() {
-            return Ok(());
+        let told = self.exchange(&mine)?;
+        let addresses = tcp::own_addresses(&lookup);
+        if addresses.is_empty() {
+            let help = "choose others with NCCL_SOCKET_IFNAME, or unset it";
+            let reason = "no network interface is chosen and up";
+            return Err(Error::setup(ACTION, reason, help));
         }
-        let reason = "this MPI library may only be used by one thread (no MPI_THREAD_MULTIPLE)";
-        let help = "use one built for threads: Open MPI and MPICH are by default";
-        Err(Error::setup("bring the ranks together", reason, help))
+        Ok(Network {
+            job: format!("mpi {}", told[0][0]),
+            secret: secret_by(&told[0], &lookup)?,
+            addresses,
+            client: None,
+        })
     }
+}
 
-    fn messages(&mut self, _: &Placement, _: &[&str]) -> Result<messages::Comm> {
-        let _guard = self.guard()?;
-        let comm = self.comm().duplicate(self.options.timeout)?;
-        Ok(messages::Comm::Mpi(comm))
-    }
+/// What rank 0 tells all: the number of the job, and its secret, unless its user has set one, which
+/// then all ranks need, and which MPI does not carry.
+fn introduction(lookup: Lookup<'_>) -> Result<Value> {
+    let made = lookup(SECRET).is_none().then(tcp::nonce).transpose()?;
+    Ok(json!([tcp::nonce()?, made]))
+}
+
+/// The secret of a job whose rank 0 has told this.
+fn secret_by(told: &Value, lookup: Lookup<'_>) -> Result<Secret> {
+    let made = |name: &str| told[1].as_str().filter(|_| name == SECRET);
+    Secret::read(&|name| made(name).map(String::from).or_else(|| lookup(name)))
 }
 
 /// Refuses limits that are too small for this rank, before MPI fails on them: an error of the first
 /// rank of the host that has them.
-pub(super) fn check_limits(options: &Options, launch: &Launch) -> Result<()> {
+pub(super) fn check_limits(launch: &Launch) -> Result<()> {
     let checked = limits::check(launch.local_size.unwrap_or(1).max(1), 1);
-    checked.map_err(|error| {
-        if !is_first_of_host(launcher_folder().as_deref()) {
-            return error.reported_by_rank_0();
-        }
-        let (program, rank) = (&options.program, likely_rank());
-        print_line(&format!(
-            "{program}: rank {rank} on {}: {error}\n",
-            host_name()
-        ));
-        error.reported_by_rank_0()
-    })
+    checked.map_err(
+        |error| match is_first_of_host(launcher_folder().as_deref()) {
+            true => error,
+            false => error.reported_by_rank_0(),
+        },
+    )
 }
 
 /// Starts MPI, and ends this process if that takes too long: a rank that never comes would keep the
 /// others waiting in there.
 fn start_mpi(options: &Options) -> Result<MpiJob> {
-    let rank = likely_rank();
+    let (program, host, rank) = (&options.program, host_name(), likely_rank());
     // A busy machine starts processes late, however short the timeout is.
     let limit = options.timeout.max(options.join_timeout);
-    let text = format!("not all ranks started MPI within {}", Seconds(limit));
-    let help = "check whether one has ended, is stopped or is still starting";
-    let action = report_and_leave(options, rank, text, help);
-    let limit = limit.saturating_add(patience(rank));
-    let _guard = Background::deadline(limit, action)?;
-    MpiJob::start()
-}
-
-/// The end of a process that cannot reach the other ranks.
-fn report_and_leave(
-    options: &Options,
-    rank: usize,
-    text: String,
-    help: &'static str,
-) -> impl FnOnce() + Send + 'static {
-    let (program, host) = (&options.program, host_name());
+    let within = Seconds(limit);
+    let start =
+        format!("{program}: rank {rank} on {host}: not all ranks started MPI within {within}");
     let remedy = (options.remedy_text)(Remedy::LongerTimeout);
-    let start = format!("{program}: rank {rank} on {host}: {text}");
     // Read now: MPI changes the environment when it starts.
     let folder = launcher_folder();
-    move || {
+    let action = move || {
         // Once a rank has ended, mpirun lets stopped ones go on, and ends all.
-        let line = format!("{start}{}; help: {help}; {remedy}", stopped_note());
+        let stopped = stopped_note();
+        let help = "check whether one has ended, is stopped or is still starting";
         if is_first_of_host(folder.as_deref()) {
+            let line = format!("{start}{stopped}; help: {help}; {remedy}");
             print_line(&format!("{}\n", line.trim_end_matches("; ")));
         } else {
             std::thread::sleep(patience(1));
         }
         failure::leave_at_once(EXIT_LATE)
-    }
+    };
+    let _guard = Background::deadline(limit.saturating_add(patience(rank)), action)?;
+    MpiJob::start()
 }
 
 /// Ends MPI in good order, or this process if another rank prevents that.

@@ -1,58 +1,42 @@
 //! How ranks meet over sockets: rank 0 has one to every other rank. It collects a value of each and
 //! sends all values to all.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::meeting::Meeting;
+use super::between_hosts::misses;
+use super::meeting::{ACTION, Meeting, Network, Numbers};
 use super::options::Options;
-use crate::error::{Cause, Error, Problem, RankList, Remedy, Result, Seconds};
+use crate::error::{Cause, Error, Problem, RankList, Result, Seconds};
 use crate::launcher::{patience, stopped_note};
 use crate::membership::client::{self, Client};
 use crate::rendezvous::Rendezvous;
 use crate::transport::frames::{Frames, wait_for};
-use crate::transport::messages::Comm;
 use crate::transport::placement::Placement;
-use crate::transport::tcp::{self, Acceptor, JobKey, Joined, Mesh, MeshChannel, Secret};
+use crate::transport::tcp::{self, Acceptor, JobKey, Secret};
 
 /// The most bytes of a value.
 const VALUE_BYTES_MAX: usize = 64 << 10;
-/// Minimum extra time for ranks that cannot reach each other to report it.
-const REPORT_MIN: Duration = Duration::from_secs(15);
 /// How long rank 0 may take to tell the others that it gives up, and to report it.
 const REFUSAL_MAX: Duration = Duration::from_millis(300);
 /// When a rank has ended, a launcher ends the others within this time (3 s for our own).
 const RELIEF: Duration = Duration::from_secs(4);
-pub(super) const ACTION: &str = "bring the ranks together";
 
 /// The ranks, seen from one of them. Dropped, it closes its sockets.
 #[derive(Debug)]
 pub(super) struct Star {
-    rank: usize,
+    numbers: Numbers,
     /// On rank 0 the sockets to ranks 1, 2 …; on others that to rank 0.
     sockets: Vec<Frames>,
     timeout: Duration,
-    /// The ranks by which they met, in the order of those by which they are known now.
-    order: Vec<usize>,
     /// In an elastic job.
     client: Option<Arc<Client>>,
     /// None if this job cannot be on several hosts.
     network: Option<Network>,
-    /// The sockets between hosts, once there are any.
-    mesh: Option<Arc<Mesh>>,
-}
-
-/// What ranks that met over TCP need to connect to each other.
-#[derive(Debug)]
-struct Network {
-    job: String,
-    secret: Secret,
-    /// This end's address of each socket.
-    addresses: Vec<IpAddr>,
 }
 
 impl Star {
@@ -78,13 +62,11 @@ impl Star {
 
     fn new(rank: usize, size: usize, sockets: Vec<Frames>, timeout: Duration) -> Star {
         Star {
-            rank,
+            numbers: Numbers::new(rank, size),
             sockets,
             timeout,
-            order: (0..size).collect(),
             client: None,
             network: None,
-            mesh: None,
         }
     }
 
@@ -128,27 +110,19 @@ impl Star {
         };
         let joined = joined.into_iter().map(|it| (it.frames, it.address));
         let (sockets, addresses) = joined.unzip();
+        let star = Star::new(rank, place.size, sockets, options.timeout);
         let network = Some(Network {
             job: place.job,
             secret,
+            // Of this end of each socket: `network` chooses.
             addresses,
+            client: client.clone(),
         });
-        let star = Star::new(rank, place.size, sockets, options.timeout);
         Ok(Star {
             client,
             network,
             ..star
         })
-    }
-
-    /// By rank, the number with which it came.
-    pub(super) fn order(&self) -> &[usize] {
-        &self.order
-    }
-
-    /// The sockets between hosts, if there are any. Those through which ranks met are closed.
-    pub(super) fn into_mesh(self) -> Option<Arc<Mesh>> {
-        self.mesh
     }
 
     /// Rank 0's part: the values of all ranks, which it sends to all.
@@ -214,7 +188,7 @@ impl Star {
 
     /// The part of the other ranks.
     fn tell(&mut self, mine: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
-        let (size, rank) = (self.order.len(), self.rank);
+        let (size, rank) = (self.numbers.order.len(), self.numbers.came_as);
         self.sockets[0].queue(mine);
         let (mut answers, mut has_ended) = (Vec::new(), false);
         let client = self.client.clone();
@@ -264,18 +238,27 @@ impl Star {
 }
 
 impl Meeting for Star {
-    fn rank(&self) -> usize {
-        let rank = self.order.iter().position(|&rank| rank == self.rank);
-        rank.expect("every rank has a number")
+    fn numbers(&mut self) -> &mut Numbers {
+        &mut self.numbers
     }
 
-    fn exchange(&mut self, value: &Value) -> Result<Vec<Value>> {
-        self.exchange_within(value, self.timeout)
+    fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    fn renumber(&mut self, order: &[usize]) -> Result<()> {
-        self.order = order.iter().map(|&rank| self.order[rank]).collect();
-        Ok(())
+    fn exchange_within(&mut self, value: &Value, limit: Duration) -> Result<Vec<Value>> {
+        let mut mine = value.to_string().into_bytes();
+        if mine.len() > VALUE_BYTES_MAX {
+            mine = b"null".to_vec();
+        }
+        let values = match self.numbers.came_as {
+            0 => self.collect(mine, limit)?,
+            _ => self.tell(&mine, limit)?,
+        };
+        let values = values.iter();
+        Ok(values
+            .map(|it| serde_json::from_slice(it).unwrap_or_default())
+            .collect())
     }
 
     fn check_hosts(&self, placement: &Placement) -> Result<()> {
@@ -288,128 +271,23 @@ impl Meeting for Star {
         Err(Error::setup(ACTION, reason, help))
     }
 
-    fn messages(&mut self, placement: &Placement, names: &[&str]) -> Result<Comm> {
-        if let Some(mesh) = &self.mesh {
-            return Ok(Comm::Tcp(MeshChannel::new(mesh)));
-        }
-        let mesh = Arc::new(self.connect_hosts(placement, names)?);
-        self.mesh = Some(Arc::clone(&mesh));
-        if self.client.is_some() {
-            // No rank continues before all are connected: it would time out on two ranks that miss
-            // each other, and name both. These report first.
-            let limit = self.timeout.saturating_add(self.timeout.max(REPORT_MIN));
-            self.exchange_within(&Value::Null, limit)?;
-        }
-        Ok(Comm::Tcp(MeshChannel::new(&mesh)))
-    }
-}
-
-impl Star {
-    /// As `exchange`, where the others have `limit` to answer.
-    fn exchange_within(&mut self, value: &Value, limit: Duration) -> Result<Vec<Value>> {
-        let mut mine = value.to_string().into_bytes();
-        if mine.len() > VALUE_BYTES_MAX {
-            mine = b"null".to_vec();
-        }
-        let values = match self.rank {
-            0 => self.collect(mine, limit)?,
-            _ => self.tell(&mine, limit)?,
+    /// Other hosts reach this rank at its end of the connection to rank 0; the ranks of rank 0's
+    /// host at the address to which the other hosts connected.
+    fn network(&mut self, placement: &Placement) -> Result<Network> {
+        let network = self.network.take();
+        let mut network = network.expect("hosts were checked before, and connect once");
+        let met = match self.numbers.came_as {
+            0 => (placement.elsewhere().first()).map(|&rank| self.numbers.order[rank] - 1),
+            _ => Some(0),
         };
-        let value = |&rank: &usize| serde_json::from_slice(&values[rank]).unwrap_or_default();
-        Ok(self.order.iter().map(value).collect())
-    }
-
-    /// Connects each rank with those of other hosts. A rank first calls those below it, in order,
-    /// then waits for those above.
-    fn connect_hosts(&mut self, placement: &Placement, names: &[&str]) -> Result<Mesh> {
-        let (rank, limit) = (self.rank(), self.timeout);
-        let own = self.address_for(placement)?;
-        let network = self.network.as_ref();
-        let network = network.expect("hosts were checked before");
-        let key = JobKey::new(
-            &format!("mesh {}", network.job),
-            network.secret.clone(),
-            rank,
-            names.len(),
-        );
-        let client = self.client.clone();
-        let key = key.with(client.clone());
-        let listener = tcp::listen_anywhere(own)?;
-        let port = listener.local_addr().map_or(0, |address| address.port());
-        let addresses = self.exchange(&json!(SocketAddr::new(own, port).to_string()))?;
-        let others = placement.elsewhere();
-        let (below, above): (Vec<usize>, Vec<usize>) = others.iter().partition(|&&it| it < rank);
-        let mut joined: Vec<Joined> = Vec::new();
-        for other in below {
-            let address = addresses[other].as_str().unwrap_or_default();
-            let parsed = || address.parse().ok().into_iter().collect();
-            let place = format!("{address} on {}", names[other]);
-            // The one below says first whom it misses.
-            let limit = limit.saturating_add(patience(rank));
-            let connected = tcp::connect(other, parsed, &place, &key, tcp::FRAME_BYTES_MAX, limit);
-            let late = |error| misses(&client, vec![self.order[other]], limit, error);
-            joined.push(connected.map_err(late)?);
-        }
-        let mut listener = Acceptor::new(listener, key, tcp::FRAME_BYTES_MAX)?;
-        let gathered = listener.gather(&above, limit, &format!("{own} on {}", names[rank]));
-        gathered.map_err(|error| {
-            let missing = listener.missing(&above).into_iter();
-            misses(
-                &client,
-                missing.map(|it| self.order[it]).collect(),
-                limit,
-                error,
-            )
-        })?;
-        joined.append(&mut listener.joined);
-        let mut peers: Vec<Option<(Frames, String)>> = names.iter().map(|_| None).collect();
-        for it in joined {
-            peers[it.rank] = Some((it.frames, names[it.rank].to_string()));
-        }
-        Ok(Mesh::new(rank, peers))
-    }
-
-    /// The address at which other hosts reach this rank: its end of the connection to rank 0. On
-    /// rank 0's host it is the address to which the other hosts connected.
-    fn address_for(&mut self, placement: &Placement) -> Result<IpAddr> {
-        let addresses = self
-            .network
-            .as_ref()
-            .map_or(&[][..], |network| &network.addresses);
-        let met = match self.rank {
-            0 => placement
-                .elsewhere()
-                .first()
-                .map(|&rank| addresses[self.order[rank] - 1]),
-            _ => addresses.first().copied(),
-        };
-        let met = met.map_or(String::new(), |address| address.to_canonical().to_string());
+        let met = met.map(|socket| network.addresses[socket].to_canonical());
         let all = self.exchange(&json!(met))?;
-        let is_with_rank_0 = placement.host == 0;
-        let chosen = if is_with_rank_0 { 0 } else { self.rank() };
-        let address = all[chosen].as_str().and_then(|text| text.parse().ok());
+        let chosen = if placement.host == 0 { 0 } else { self.rank() };
+        let address = serde_json::from_value(all[chosen].clone()).ok();
         let help = "give MASTER_ADDR as an address that all hosts reach";
-        address.ok_or_else(|| Error::setup(ACTION, "this host has no address", help))
-    }
-}
-
-/// The error of a rank to which others did not connect. In such a job it names those that were too
-/// late, by the numbers with which they came, and the launcher leaves them out.
-fn misses(
-    client: &Option<Arc<Client>>,
-    missing: Vec<usize>,
-    limit: Duration,
-    error: Error,
-) -> Error {
-    let is_late = error.remedy() == Some(Remedy::LongerTimeout);
-    if client.is_none() || !is_late || missing.is_empty() {
-        return error;
-    }
-    Error::Timeout {
-        call: ACTION.into(),
-        missing,
-        waited: limit,
-        total: limit,
+        let address = address.ok_or_else(|| Error::setup(ACTION, "this host has no address", help));
+        network.addresses = vec![address?];
+        Ok(network)
     }
 }
 

@@ -7,10 +7,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ddp_comm::{Error, Group, NcclChoice, Options, Reduce, Remedy, Result, World};
-use ddp_kernels::dtype::bf16;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Element, Tensor};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::gpu_rank;
 
@@ -178,9 +177,7 @@ fn play(role: &str, world: &World) -> Result<()> {
     let words: Vec<&str> = role.split_whitespace().collect();
     match words[..] {
         ["facts"] => facts(world),
-        ["sums"] => sums(world),
         ["gpu", ref words @ ..] => gpu_rank::play(words, world),
-        ["large"] => large(world),
         ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
         ["late", rank] => {
             world.barrier()?;
@@ -314,117 +311,6 @@ fn listening() -> Vec<String> {
         }
     }
     found
-}
-
-/// Every operation on many tensors. The test compares the results with those on other hosts.
-fn sums(world: &World) -> Result<()> {
-    let (main, second) = (world.group("main")?, world.group("second")?);
-    for count in [1, 12, 5_000] {
-        operations::<f32>(world, &main, count)?;
-        operations::<f64>(world, &second, count)?;
-        operations::<i64>(world, &main, count)?;
-        operations::<bf16>(world, &main, count)?;
-    }
-    // More than one message of 1 MiB for each rank, also in the f32 that bf16 is added in.
-    operations::<f64>(world, &main, 540_012)?;
-    operations::<bf16>(world, &second, 300_012)?;
-    moves::<u8>(world, &second, 2_500_000)?;
-    moves::<i32>(world, &main, 12)?;
-    world.barrier()
-}
-
-/// More elements than MPI can count.
-fn large(world: &World) -> Result<()> {
-    let (group, stream) = (world.group("main")?, Stream::default_of(Device::Cpu)?);
-    let (count, last) = ((1 << 31) + 4096, world.size() - 1);
-    let tensor =
-        Tensor::full(&[count], 1.0 + world.rank() as f64, DType::U8, Device::Cpu)?.named("x");
-    group.all_gather(&tensor, &stream)?;
-    let edges = |tensor: &Tensor| {
-        tensor
-            .with_slice::<u8, _>(|all| [all[0], all[count / 2 - 1], all[count / 2], all[count - 1]])
-    };
-    tell("gathered", edges(&tensor)?);
-    group.broadcast(&tensor.slice(count / 2..count)?, last, &stream)?;
-    // Else a broadcast that copies nothing would be right.
-    if world.rank() != 0 {
-        tensor.with_slice_mut::<u8, _>(|all| all.fill(9))?;
-    }
-    let started = std::time::Instant::now();
-    group.broadcast(&tensor, 0, &stream)?;
-    tell("broadcast", edges(&tensor)?);
-    tell("seconds", started.elapsed().as_secs_f32());
-    Ok(())
-}
-
-fn operations<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
-    let stream = Stream::default_of(Device::Cpu)?;
-    for reduce in [Reduce::Sum, Reduce::Max, Reduce::Min] {
-        let tensor = random::<T>(world.rank(), count)?;
-        group.all_reduce(&tensor, reduce, &stream)?;
-        digest::<T>(&format!("all_reduce {}", reduce.name()), count, &tensor)?;
-
-        let tensor = random::<T>(world.rank(), count * world.size())?;
-        group.reduce_scatter(&tensor, reduce, &stream)?;
-        // Only this rank's slice is specified: the others are fetched from their owners.
-        group.all_gather(&tensor, &stream)?;
-        digest::<T>(&format!("reduce_scatter {}", reduce.name()), count, &tensor)?;
-    }
-    moves::<T>(world, group, count)
-}
-
-fn moves<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
-    let (rank, size, stream) = (world.rank(), world.size(), Stream::default_of(Device::Cpu)?);
-    let tensor = random::<T>(rank, count * size)?;
-    group.all_gather(&tensor, &stream)?;
-    digest::<T>("all_gather", count, &tensor)?;
-    for root in [0, size - 1] {
-        let tensor = random::<T>(rank, count)?;
-        group.broadcast(&tensor, root, &stream)?;
-        digest::<T>(&format!("broadcast {root}"), count, &tensor)?;
-    }
-    // A message goes round: every rank ends with rank 0's, so all have the same digest.
-    let letter = random::<T>(rank, count)?;
-    if rank > 0 {
-        group.receive(&letter, rank - 1, &stream)?;
-    }
-    if rank + 1 < size {
-        group.send(&letter, rank + 1, &stream)?;
-    }
-    group.barrier(&stream)?;
-    digest::<T>("letter", count, &letter)
-}
-
-/// Numbers of all magnitudes, so that the bits of a sum depend on its order.
-fn random<T: Element>(rank: usize, count: usize) -> Result<Tensor> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(rank as u64 + 1);
-    let mut next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let (mantissa, exponent) = (
-            (state >> 40) as f64 / f64::from(1 << 23) - 1.0,
-            (state >> 33) % 12,
-        );
-        T::from_f64(mantissa * f64::from(1 << exponent))
-    };
-    let elements: Vec<T> = (0..count).map(|_| next()).collect();
-    Ok(Tensor::from_slice(&elements, &[count], Device::Cpu)?.named("x"))
-}
-
-fn digest<T: Element>(operation: &str, count: usize, tensor: &Tensor) -> Result<()> {
-    // Every element is exact in f64: the integers are small.
-    let mix = |all: u64, value: &T| {
-        (all ^ value.to_f64().to_bits())
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_left(29)
-    };
-    let digest = tensor.with_slice::<T, _>(|elements| elements.iter().fold(0, mix))?;
-    tell(
-        "digest",
-        format!("{operation} {} {count} {digest:016x}", T::DTYPE),
-    );
-    Ok(())
 }
 
 /// All ranks reduce repeatedly, or compute, until `faulty` fails.

@@ -58,7 +58,7 @@ fn ranks_on_one_host_and_on_several_train_to_the_same_bits() {
     {
         let mpirun = Folder::new("tcp-mpirun");
         mpirun.ranks(3, QUICK).run().assert_well();
-        assert!(model(&one) == model(&mpirun), "MPI changes the bits");
+        assert!(model(&one) == model(&mpirun), "mpirun changes the bits");
     }
 }
 
@@ -86,19 +86,9 @@ fn with_same_bits_hosts_of_uneven_ranks_train_the_model_of_one_rank() {
             let mpirun = Folder::new("same-bits-mpirun");
             let hosts = ["a", "a", "a", "b"];
             mpirun.on_hosts(&hosts, &words).run().assert_well();
-            assert!(model(&one) == model(&mpirun), "MPI, {settings}");
+            assert!(model(&one) == model(&mpirun), "mpirun, {settings}");
         }
     }
-}
-
-#[test]
-fn large_sums_between_hosts_are_warned_of_once() {
-    let folder = Folder::new("tcp-large");
-    let words = format!("{QUICK} --hidden 64").replace("--hidden 16 ", "");
-    let ended = ranks(&folder, 2, &words, &on_hosts).run();
-    ended.assert_well();
-    let warning = "sums in host memory go over TCP between hosts";
-    assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended}");
 }
 
 #[test]

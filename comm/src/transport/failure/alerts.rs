@@ -6,37 +6,30 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Cause, EXIT_PEER_LOST};
-use crate::transport::messages::{Comm, MESSAGE_BYTES_MAX, Request};
+use crate::transport::placement::Placement;
 use crate::transport::shared::Board;
+use crate::transport::tcp::{Letter, MeshChannel};
 use crate::waited::wait_until;
 
 /// How long the reason why a rank is gone may take to come on another way; the first host then
 /// reports it before others do.
 const LOST_GRACE: Duration = Duration::from_millis(500);
-const TAG: u8 = 1;
-const TAG_WORKS: u8 = 2;
+const TAG: u32 = 1;
+const TAG_WORKS: u32 = 2;
 /// How often a host tells that it works.
 const SENT_EVERY: Duration = Duration::from_secs(1);
 
 /// The connection to the ranks of other hosts.
 #[derive(Debug)]
 pub(crate) struct Alerts {
-    pub(crate) comm: Comm,
-    pub(crate) others: Vec<usize>,
-    /// This host reports if all hosts fail at the same time.
-    pub(crate) is_on_first_host: bool,
-    /// This host's number.
-    pub(crate) host: usize,
-    /// The first rank of each other host; empty unless this is the first rank of its host.
-    pub(crate) leaders: Vec<usize>,
+    pub(crate) channel: MeshChannel,
+    pub(crate) placement: Placement,
 }
 
-/// What was told of this host's work.
+/// What was told of this host's work, and when.
 pub(crate) struct WorkNews {
     beats: u64,
     at: Instant,
-    /// Messages under way, each with its receiver.
-    under_way: Vec<(usize, Request<'static>)>,
 }
 
 impl Default for WorkNews {
@@ -44,32 +37,36 @@ impl Default for WorkNews {
         WorkNews {
             beats: 0,
             at: Instant::now(),
-            under_way: Vec::new(),
         }
     }
 }
 
 impl Alerts {
+    /// This host reports if all hosts fail at the same time.
+    pub(crate) fn is_on_first_host(&self) -> bool {
+        self.placement.host == 0
+    }
+
     /// Tells the other hosts why the job ends; gives up after `bound`.
     pub(crate) fn send(&self, cause: &Cause, bound: Duration) {
         let bytes = encode(cause);
-        let send = |&rank: &usize| self.comm.tell(&bytes, rank, TAG).ok();
-        let mut under_way: Vec<Request<'_>> = self.others.iter().filter_map(send).collect();
+        let send = |&rank: &usize| self.channel.tell(&bytes, rank, TAG);
+        let mut under_way: Vec<Letter<'_>> = self.placement.elsewhere().iter().map(send).collect();
         // What is not sent by then is not reported.
         _ = wait_until(bound, || {
-            under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
+            under_way.retain_mut(|letter| matches!(letter.is_done(), Ok(false)));
             Ok(under_way.is_empty())
         });
     }
 
     /// Why the job fails, if a rank of another host is gone and gave no reason.
     pub(crate) fn lost(&self) -> Option<Cause> {
-        let later = if self.is_on_first_host {
+        let later = if self.is_on_first_host() {
             Duration::ZERO
         } else {
             LOST_GRACE
         };
-        let (rank, host) = self.comm.lost(LOST_GRACE + later)?;
+        let (rank, host) = self.channel.lost(LOST_GRACE + later)?;
         let text = "the connection to it was lost: its process was killed, or its host or network \
             failed; help: look at that host's log (dmesg)";
         Some(Cause {
@@ -80,61 +77,33 @@ impl Alerts {
         })
     }
 
-    /// Whether ending this process must end MPI.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn is_of_mpi(&self) -> bool {
-        matches!(self.comm, Comm::Mpi(_))
-    }
-
-    /// Tells the other hosts if ranks of this host have worked.
+    /// The first rank of this host tells those of the others if its ranks have worked.
     pub(crate) fn tell_of_work(&self, news: &mut WorkNews, board: &Board) {
-        if self.leaders.is_empty() || news.at.elapsed() < SENT_EVERY {
+        if news.at.elapsed() < SENT_EVERY {
             return;
         }
         news.at = Instant::now();
         let before = std::mem::replace(&mut news.beats, board.all_beats());
-        let under_way = &mut news.under_way;
-        under_way.retain_mut(|(_, request)| matches!(request.is_done(), Ok(false)));
-        if before == news.beats {
-            return;
-        }
-        for &leader in &self.leaders {
-            if under_way.iter().all(|(receiver, _)| *receiver != leader) {
-                let bytes = self.host.to_le_bytes();
-                let sent = self.comm.tell(&bytes, leader, TAG_WORKS).ok();
-                under_way.extend(sent.map(|request| (leader, request)));
-            }
+        let leaders = self.placement.other_leaders().into_iter();
+        for leader in leaders.filter(|_| before != news.beats) {
+            let bytes = self.placement.host.to_le_bytes();
+            drop(self.channel.tell(&bytes, leader, TAG_WORKS));
         }
     }
 
     /// Puts on the board which other hosts work, and a cause from another host. One thread a rank
     /// listens.
     pub(crate) fn listen(&self, board: &Board) {
-        while let Ok(Some((from, length))) = self.comm.arrived(TAG_WORKS) {
-            let Some(bytes) = self.receive(length, from, TAG_WORKS) else {
-                break;
-            };
+        while let Some(bytes) = self.channel.take_any(TAG_WORKS) {
             if let Ok(host) = bytes.try_into() {
                 let host = usize::from_le_bytes(host);
                 board.host_beats(host).fetch_add(1, Ordering::Relaxed);
             }
         }
-        let Ok(Some((from, length))) = self.comm.arrived(TAG) else {
-            return;
-        };
-        let bytes = self.receive(length, from, TAG);
-        if let Some(cause) = bytes.and_then(|bytes| decode(&bytes)) {
+        let cause = self.channel.take_any(TAG);
+        if let Some(cause) = cause.and_then(|bytes| decode(&bytes)) {
             board.fail(&cause);
         }
-    }
-
-    /// A message that has come.
-    fn receive(&self, length: usize, from: usize, tag: u8) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; length.min(MESSAGE_BYTES_MAX)];
-        let mut request = self.comm.receive(&mut bytes, from, tag).ok()?;
-        let has_come = matches!(request.is_done_within(Duration::from_secs(1)), Ok(true));
-        drop(request);
-        has_come.then_some(bytes)
     }
 }
 

@@ -1,78 +1,124 @@
-//! The MPI library: start and end, communicators, and messages in buffers that are handed over.
-//! Only `split` blocks: requests are polled, and callers wait.
+//! The MPI library: start and end, and messages in buffers that are handed over. Only start and end
+//! block: requests are polled, and callers wait.
 
 use std::ffi::{c_char, c_int};
-use std::mem::MaybeUninit;
+use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Duration;
 
-use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 
 use crate::error::{Error, Result};
-use crate::waited::wait_until;
 
 /// MPI, initialised. Dropped without `finalize` it stays as it is, for a process that fails.
-pub(crate) struct MpiJob {
-    universe: Option<Universe>,
-    threads_may_call: bool,
-    world: MpiComm,
-}
-
-impl std::fmt::Debug for MpiJob {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("MpiJob")
-    }
-}
+#[derive(Debug)]
+pub(crate) struct MpiJob(());
 
 impl MpiJob {
     /// Initialises MPI. Returns when all ranks of the job have.
     pub(crate) fn start() -> Result<MpiJob> {
-        let Some((universe, threading)) = initialize_with_threading(Threading::Multiple) else {
+        const ACTION: &str = "start MPI";
+        if runs() {
             let help = "connect one world in a process, and leave MPI_Init to it";
-            return Err(Error::setup("start MPI", "it is initialised already", help));
+            return Err(Error::setup(ACTION, "it is initialised already", help));
+        }
+        let mut provided = 0;
+        // SAFETY: MPI reads no arguments if they are null. Threads call it one at a time. From then
+        // on errors return, and do not abort.
+        let codes = unsafe {
+            let level = ffi::MPI_THREAD_SERIALIZED as c_int;
+            let code = ffi::MPI_Init_thread(null_mut(), null_mut(), level, &mut provided);
+            let handler = ffi::RSMPI_ERRORS_RETURN;
+            [code, ffi::MPI_Comm_set_errhandler(world(), handler)]
         };
-        // SAFETY: MPI is initialised, so this handle is a constant from now on.
-        let raw = unsafe { ffi::RSMPI_COMM_WORLD };
-        let world = MpiComm { raw };
-        // SAFETY: as above. From now on errors on it and on its duplicates return, not abort.
-        let code = unsafe { ffi::MPI_Comm_set_errhandler(world.raw, ffi::RSMPI_ERRORS_RETURN) };
-        check(code, "set up MPI")?;
-        Ok(MpiJob {
-            universe: Some(universe),
-            threads_may_call: threading == Threading::Multiple,
-            world,
-        })
-    }
-
-    /// All ranks.
-    pub(crate) fn world(&self) -> &MpiComm {
-        &self.world
-    }
-
-    /// Whether several threads may use MPI at the same time.
-    pub(crate) fn threads_may_call(&self) -> bool {
-        self.threads_may_call
+        let checked = codes.iter().try_for_each(|&code| check(code, ACTION));
+        checked.map(|()| MpiJob(()))
     }
 
     /// Ends MPI in good order. Every rank calls this, and waits in it for the others.
-    pub(crate) fn finalize(mut self) {
-        drop(self.universe.take());
+    pub(crate) fn finalize(self) {
+        // SAFETY: MPI is initialised, and no thread calls it any more.
+        unsafe { ffi::MPI_Finalize() };
+    }
+
+    /// This rank.
+    pub(crate) fn rank(&self) -> usize {
+        let mut rank: c_int = 0;
+        // SAFETY: MPI is initialised, and writes the int before it returns.
+        unsafe { ffi::MPI_Comm_rank(world(), &mut rank) };
+        rank as usize
+    }
+
+    /// How many ranks.
+    pub(crate) fn size(&self) -> usize {
+        let mut size: c_int = 0;
+        // SAFETY: as in `rank`.
+        unsafe { ffi::MPI_Comm_size(world(), &mut size) };
+        size as usize
+    }
+
+    /// Starts to send `bytes` to rank `to`.
+    pub(super) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: c_int) -> Result<MpiRequest> {
+        let mut request = MpiRequest::new(bytes, 0);
+        let (from, count) = (request.sent.as_ptr().cast(), request.sent.len() as c_int);
+        let (to, raw) = (to as c_int, &mut request.raw);
+        // SAFETY: the request holds the bytes until MPI is done with them, or leaks them; nothing
+        // writes them meanwhile.
+        let code = unsafe { ffi::MPI_Isend(from, count, byte(), to, tag, world(), raw) };
+        check(code, "send through MPI").map(|()| request)
+    }
+
+    /// Starts to receive at most `count` bytes from rank `from`. Those that do not come stay zero.
+    pub(super) fn receive(&self, count: usize, from: usize, tag: c_int) -> Result<MpiRequest> {
+        let mut request = MpiRequest::new(Arc::default(), count);
+        let (to, raw) = (request.received.as_mut_ptr().cast(), &mut request.raw);
+        let (count, from) = (count as c_int, from as c_int);
+        // SAFETY: the request owns the bytes until MPI is done with them, or leaks them; nothing
+        // reads them before.
+        let code = unsafe { ffi::MPI_Irecv(to, count, byte(), from, tag, world(), raw) };
+        check(code, "receive through MPI").map(|()| request)
     }
 }
 
-impl Drop for MpiJob {
-    fn drop(&mut self) {
-        // Dropping the universe would wait for all other ranks, which may have failed.
-        std::mem::forget(self.universe.take());
-    }
+/// All ranks.
+fn world() -> ffi::MPI_Comm {
+    // SAFETY: a constant of the library.
+    unsafe { ffi::RSMPI_COMM_WORLD }
 }
 
-/// Has the launcher end all ranks with `exit_code`. Does not return.
+fn byte() -> ffi::MPI_Datatype {
+    // SAFETY: a constant of the library.
+    unsafe { ffi::RSMPI_UINT8_T }
+}
+
+/// Whether MPI is initialised, and not ended.
+fn runs() -> bool {
+    let (mut began, mut ended): (c_int, c_int) = (0, 0);
+    // SAFETY: both may be called at any time, and write the ints before they return.
+    unsafe {
+        (
+            ffi::MPI_Initialized(&mut began),
+            ffi::MPI_Finalized(&mut ended),
+        )
+    };
+    (began, ended) == (1, 0)
+}
+
+/// Lets MPI work on what is under way: a message may leave after the call that sends it.
+pub(crate) fn advance() {
+    let (mut flag, tag): (c_int, c_int) = (0, 0);
+    // SAFETY: MPI is initialised, and writes the int before it returns.
+    unsafe {
+        let (from, status) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_STATUS_IGNORE);
+        ffi::MPI_Iprobe(from, tag, world(), &mut flag, status)
+    };
+}
+
+/// Has the launcher end all ranks with `exit_code`, and does not return, if this process runs MPI.
 pub(crate) fn abort(exit_code: u8) {
-    // SAFETY: MPI_Abort may be called from any thread of a process that has initialised MPI, which
-    // every rank that can fail between hosts has.
-    unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, c_int::from(exit_code)) };
+    if runs() {
+        // SAFETY: where MPI runs, any thread may call it.
+        unsafe { ffi::MPI_Abort(world(), c_int::from(exit_code)) };
+    }
 }
 
 fn check(code: c_int, action: &str) -> Result<()> {
@@ -92,201 +138,51 @@ fn check(code: c_int, action: &str) -> Result<()> {
     Err(Error::setup(action, reason.trim_end_matches('\0'), help))
 }
 
-/// Ranks that can send to each other. A message on one communicator is never received on another.
-pub(crate) struct MpiComm {
-    raw: ffi::MPI_Comm,
-}
-
-// SAFETY: MPI lets every thread use a communicator where `threads_may_call`. Elsewhere the world
-// gives out no communicator besides the one that its bootstrap uses on its own thread.
-unsafe impl Send for MpiComm {}
-// SAFETY: as above.
-unsafe impl Sync for MpiComm {}
-
-impl std::fmt::Debug for MpiComm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("MpiComm")
-    }
-}
-
-impl MpiComm {
-    /// This rank.
-    pub(crate) fn rank(&self) -> usize {
-        let mut rank: c_int = 0;
-        // SAFETY: a communicator of ours, and an int that the call writes before it returns.
-        unsafe { ffi::MPI_Comm_rank(self.raw, &mut rank) };
-        rank as usize
-    }
-
-    /// How many ranks.
-    pub(crate) fn size(&self) -> usize {
-        let mut size: c_int = 0;
-        // SAFETY: as in `rank`.
-        unsafe { ffi::MPI_Comm_size(self.raw, &mut size) };
-        size as usize
-    }
-
-    /// Starts to duplicate the communicator. The new handle is valid when the request is done.
-    pub(super) fn start_duplicate(&self, action: &str) -> Result<(Box<MpiComm>, MpiRequest)> {
-        // SAFETY: `self` exists, so MPI is initialised and this handle is a constant.
-        let raw = unsafe { ffi::RSMPI_COMM_NULL };
-        let mut new = Box::new(MpiComm { raw });
-        let mut request = MpiRequest::new(Vec::new());
-        // SAFETY: MPI writes `new` until the request is done. It has its own memory, which callers
-        // leak if that never happens.
-        let code = unsafe { ffi::MPI_Comm_idup(self.raw, &mut new.raw, &mut request.raw) };
-        check(code, action)?;
-        Ok((new, request))
-    }
-
-    /// The same ranks, numbered by `rank`. Waits for all ranks.
-    pub(super) fn split(&self, rank: usize, action: &str) -> Result<MpiComm> {
-        // SAFETY: `self` exists, so MPI is initialised and this handle is a constant.
-        let mut raw = unsafe { ffi::RSMPI_COMM_NULL };
-        // SAFETY: MPI writes the handle before it returns.
-        let code = unsafe { ffi::MPI_Comm_split(self.raw, 0, rank as c_int, &mut raw) };
-        check(code, action)?;
-        Ok(MpiComm { raw })
-    }
-
-    /// Starts to gather the `block` of every rank, all of one length, in `everything`.
-    pub(super) fn start_all_gather(
-        &self,
-        block: Vec<u8>,
-        everything: &mut [u8],
-        action: &str,
-    ) -> Result<MpiRequest> {
-        let count = block.len() as c_int;
-        assert_eq!(everything.len(), block.len() * self.size());
-        let mut request = MpiRequest::new(block);
-        let (from, to) = (
-            request.received.as_ptr().cast(),
-            everything.as_mut_ptr().cast(),
-        );
-        // SAFETY: MPI reads the block and writes `everything` until the request is done. Callers
-        // leak both if that never happens.
-        let code = unsafe {
-            let kind = ffi::RSMPI_UINT8_T;
-            ffi::MPI_Iallgather(
-                from,
-                count,
-                kind,
-                to,
-                count,
-                kind,
-                self.raw,
-                &mut request.raw,
-            )
-        };
-        check(code, action)?;
-        Ok(request)
-    }
-
-    /// Starts to send `bytes` to rank `to`.
-    pub(crate) fn send(&self, bytes: Arc<[u8]>, to: usize, tag: c_int) -> Result<MpiRequest> {
-        let mut request = MpiRequest::new(Vec::new());
-        let (start, count, to) = (bytes.as_ptr().cast(), bytes.len() as c_int, to as c_int);
-        // SAFETY: the request holds the bytes until MPI is done with them, or leaks them; nothing
-        // writes them meanwhile.
-        let code = unsafe {
-            let (kind, raw) = (ffi::RSMPI_UINT8_T, self.raw);
-            ffi::MPI_Isend(start, count, kind, to, tag, raw, &mut request.raw)
-        };
-        request.sent = Some(bytes);
-        check(code, "send through MPI")?;
-        Ok(request)
-    }
-
-    /// Starts to receive `count` bytes from rank `from`.
-    pub(crate) fn receive(&self, count: usize, from: usize, tag: c_int) -> Result<MpiRequest> {
-        let mut request = MpiRequest::new(vec![0; count]);
-        let start = request.received.as_mut_ptr().cast();
-        // SAFETY: the request owns the bytes until MPI is done with them, or leaks them; nothing
-        // reads them before.
-        let code = unsafe {
-            let (kind, raw) = (ffi::RSMPI_UINT8_T, self.raw);
-            let (count, from) = (count as c_int, from as c_int);
-            ffi::MPI_Irecv(start, count, kind, from, tag, raw, &mut request.raw)
-        };
-        check(code, "receive through MPI")?;
-        Ok(request)
-    }
-
-    /// A message that has come with this tag from any rank: its sender, and its length in bytes.
-    pub(crate) fn arrived(&self, tag: c_int) -> Result<Option<(usize, usize)>> {
-        let (mut flag, mut count): (c_int, c_int) = (0, 0);
-        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
-        // SAFETY: everything is written before the calls return; a status of all zeros is a value
-        // of that plain struct.
-        unsafe {
-            let (any, raw) = (ffi::RSMPI_ANY_SOURCE, self.raw);
-            let code = ffi::MPI_Iprobe(any, tag, raw, &mut flag, status.as_mut_ptr());
-            check(code, "listen to other hosts")?;
-            if flag == 0 {
-                return Ok(None);
-            }
-            ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count);
-            let from = status.assume_init().MPI_SOURCE as usize;
-            Ok(Some((from, usize::try_from(count).unwrap_or(0))))
-        }
-    }
-}
-
 /// A message under way, and its bytes. Dropped before it is done, it leaks them.
-#[derive(Debug)]
-pub(crate) struct MpiRequest {
+pub(super) struct MpiRequest {
     raw: ffi::MPI_Request,
-    sent: Option<Arc<[u8]>>,
+    sent: Arc<[u8]>,
     received: Vec<u8>,
 }
 
-// SAFETY: any thread may test a request where `MpiJob::threads_may_call`, one at a time: `&mut
-// self`.
-unsafe impl Send for MpiRequest {}
-
 impl MpiRequest {
     /// Nothing under way yet.
-    fn new(received: Vec<u8>) -> MpiRequest {
+    fn new(sent: Arc<[u8]>, received_bytes: usize) -> MpiRequest {
         // SAFETY: the handle is a constant of MPI.
         let raw = unsafe { ffi::RSMPI_REQUEST_NULL };
         MpiRequest {
             raw,
-            sent: None,
-            received,
+            sent,
+            received: vec![0; received_bytes],
         }
     }
 
-    fn is_null(&self) -> bool {
-        // SAFETY: as above.
-        self.raw == unsafe { ffi::RSMPI_REQUEST_NULL }
-    }
-
     /// Whether MPI is done with it. Lets MPI work on everything under way.
-    pub(crate) fn is_done(&mut self) -> Result<bool> {
+    pub(super) fn is_done(&mut self) -> Result<bool> {
         let mut flag: c_int = 0;
         // SAFETY: a request of ours, which the call sets to null when it is done.
         let code = unsafe { ffi::MPI_Test(&mut self.raw, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-        check(code, "move data between ranks through MPI")?;
+        check(code, "exchange values between ranks through MPI")?;
         Ok(flag != 0)
     }
 
-    /// Whether MPI is done with it before `timeout` has passed.
-    pub(crate) fn is_done_within(&mut self, timeout: Duration) -> Result<bool> {
-        wait_until(timeout, || self.is_done())
-    }
-
-    /// The bytes received.
-    pub(crate) fn take_bytes(&mut self) -> Vec<u8> {
-        assert!(self.is_null(), "the message is still under way");
-        std::mem::take(&mut self.received)
+    /// What it has received, up to the first zero.
+    pub(super) fn text(&self) -> String {
+        let text = self.received.split(|&byte| byte == 0).next();
+        String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
     }
 }
 
 impl Drop for MpiRequest {
     fn drop(&mut self) {
-        if !self.is_null() {
+        // SAFETY: the handle is a constant of MPI.
+        if self.raw != unsafe { ffi::RSMPI_REQUEST_NULL } {
             // MPI may still read the one and write the other.
-            std::mem::forget((self.sent.take(), std::mem::take(&mut self.received)));
+            let bytes = (
+                std::mem::take(&mut self.sent),
+                std::mem::take(&mut self.received),
+            );
+            std::mem::forget(bytes);
         }
     }
 }

@@ -90,20 +90,19 @@ fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
         .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
 }
 
-/// Listens on any port of all addresses of this host; the port is returned, too.
-pub(crate) fn listen_for_ranks() -> Result<(TcpListener, u16)> {
-    let made = listen_everywhere(0).and_then(|made| {
+/// Listens on any port of the only address in `own`, else of all addresses of this host; the port
+/// is returned, too.
+pub(crate) fn listen_for_ranks(own: &[IpAddr]) -> Result<(TcpListener, u16)> {
+    let made = match own {
+        [only] => TcpListener::bind((*only, 0)),
+        _ => listen_everywhere(0),
+    };
+    let made = made.and_then(|made| {
         let port = made.local_addr()?.port();
         Ok((made, port))
     });
-    made.map_err(|error| Error::setup("listen for ranks", error, "check this host's network"))
-}
-
-/// Listens on any port of this address.
-pub(crate) fn listen_anywhere(address: IpAddr) -> Result<TcpListener> {
-    let action = format!("listen at {address} for ranks of other hosts");
-    let help = "raise the limit on open files (ulimit -n), or check the network";
-    TcpListener::bind((address, 0)).map_err(|error| Error::setup(action, error, help))
+    let help = "raise the limit on open files (ulimit -n), or check this host's network";
+    made.map_err(|error| Error::setup("listen for ranks", error, help))
 }
 
 /// Who connects to a rank that listens.

@@ -311,11 +311,11 @@ impl MeshChannel {
         self.letter(from, Content::Awaited { letter, key, into })
     }
 
-    /// A message that has come with this tag from any rank: its sender, and its length in bytes.
-    pub(crate) fn arrived(&self, tag: u32) -> Option<(usize, usize)> {
-        let (traffic, key) = (self.mesh.moved(), key(self.number, tag));
-        let message = traffic.inbox.iter().find(|it| it.key == key)?;
-        Some((message.from, message.bytes.len()))
+    /// A message that has come with this tag from any rank.
+    pub(crate) fn take_any(&self, tag: u32) -> Option<Vec<u8>> {
+        let (mut traffic, key) = (self.mesh.moved(), key(self.number, tag));
+        let index = traffic.inbox.iter().position(|it| it.key == key)?;
+        traffic.inbox.remove(index).map(|it| it.bytes)
     }
 
     /// A rank whose connection has been lost for so long, and its host.
@@ -353,6 +353,14 @@ enum Content<'a> {
 }
 
 impl Letter<'_> {
+    /// The rank at the other end, until it is done.
+    pub(crate) fn waits_for(&self) -> Option<usize> {
+        match self.content {
+            Content::Done => None,
+            Content::Leaving(_) | Content::Queued | Content::Awaited { .. } => Some(self.peer),
+        }
+    }
+
     /// Whether it is sent or received. Moves the messages from and to the same rank.
     pub(crate) fn is_done(&mut self) -> Result<bool> {
         if let Content::Done = self.content {

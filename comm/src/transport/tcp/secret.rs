@@ -141,7 +141,7 @@ impl Secret {
     }
 
     /// What only a holder of the secret can say about these words.
-    pub(super) fn proof(&self, words: &[&str]) -> blake3::Hash {
+    pub(crate) fn proof(&self, words: &[&str]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         for word in words {
             hasher.update(&(word.len() as u64).to_le_bytes());

@@ -48,3 +48,25 @@ fn between_hosts_and_for_other_launchers_the_network_settings_stay() {
     };
     assert!(settings_with(&slurm, &lookup, &|_| true).is_empty());
 }
+
+/// That a stranger without it is refused is a test of `between_hosts`.
+#[test]
+fn rank_0_makes_a_secret_for_all_and_one_that_its_user_has_set_does_not_travel() {
+    let own = |text: &'static str| move |name: &str| (name == SECRET).then(|| text.to_string());
+    let proof = |told: &Value, lookup: Lookup<'_>| {
+        let secret = secret_by(told, lookup).unwrap();
+        secret.proof(&["word"]).to_hex().to_string()
+    };
+    let none = |_: &str| None;
+    let (told, other) = (introduction(&none).unwrap(), introduction(&none).unwrap());
+    let made = proof(&told, &none);
+    assert_eq!(proof(&told, &own("another of sixteen bytes")), made);
+    assert_ne!(proof(&other, &none), made);
+    let theirs = own("a secret of sixteen bytes");
+    let told = introduction(&theirs).unwrap();
+    assert!(!told.to_string().contains("sixteen"), "{told}");
+    let set = proof(&told, &theirs);
+    assert_ne!(proof(&told, &own("another of sixteen bytes")), set);
+    // What rank 0 made is as hard to guess as what it is told to be: 256 bits.
+    assert_eq!(other[1].as_str().map(str::len), Some(64));
+}

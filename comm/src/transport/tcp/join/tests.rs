@@ -11,7 +11,7 @@ fn key(rank: usize, secret: Option<&str>) -> JobKey {
 
 /// Rank 0 of a job, and its address.
 fn host(secret: Option<&str>) -> (Acceptor, SocketAddr) {
-    let listener = listen_anywhere([127, 0, 0, 1].into()).unwrap();
+    let (listener, _) = listen_for_ranks(&[[127, 0, 0, 1].into()]).unwrap();
     let address = listener.local_addr().unwrap();
     (
         Acceptor::new(listener, key(0, secret), 1 << 16).unwrap(),
@@ -201,11 +201,13 @@ fn a_rank_that_nobody_expects_and_a_second_one_are_refused() {
 
 #[test]
 fn a_rank_that_finds_no_other_says_where_it_looked() {
-    let address = listen_anywhere([127, 0, 0, 1].into())
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let error = call(address, &key(1, None), Duration::from_millis(100)).unwrap_err();
+    let (_, port) = listen_for_ranks(&[[127, 0, 0, 1].into()]).unwrap();
+    let error = call(
+        ([127, 0, 0, 1], port).into(),
+        &key(1, None),
+        Duration::from_millis(100),
+    )
+    .unwrap_err();
     let text = error.to_string();
     assert!(
         text.contains("rank 0 did not answer at there within 0.1 s"),
