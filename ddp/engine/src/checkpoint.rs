@@ -32,6 +32,7 @@ pub use self::folders::{
     CHECKPOINTS, MODEL_FILE, STATE_FILE, folder, is_checkpoint, newest_folder,
 };
 pub(crate) use self::folders::{MANIFEST_FILE, clear_up, put_aside, put_aside_after};
+pub(crate) use self::manifest::manifest_blake3;
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{Foreign, fill, header_of, initial, load_initial, refuse, text_of};
 pub use self::model::{load_model, load_opened, write_model};
