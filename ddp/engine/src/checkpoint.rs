@@ -12,6 +12,7 @@
 //! continues. A checkpoint is used only after all its bytes are checked, and no claim of a header
 //! is trusted for an allocation.
 
+mod difference;
 mod files;
 mod find;
 mod folders;
@@ -25,6 +26,7 @@ mod state;
 mod tensors;
 mod writer;
 
+pub(crate) use self::difference::differences;
 pub(crate) use self::files::ReadFrom;
 pub use self::files::{damaged, unreadable, with_help};
 pub use self::find::{Chosen, best, is_gone, newest, open_together};

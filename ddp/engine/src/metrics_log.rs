@@ -13,11 +13,11 @@ mod head;
 
 pub(crate) use self::cut::{LockedLog, checkpoints, has_ended_well, is_of_job};
 pub(crate) use self::events::DONE;
-pub use self::head::{FoundHead, Head, find_head, head_of};
 pub use self::events::{
-    Contents, EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome, SampleEvent,
-    SampleText, StartEvent, StartWorld, StepEvent,
+    Contents, EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome,
+    SampleEvent, SampleText, StartEvent, StartWorld, StepEvent,
 };
+pub use self::head::{FoundHead, Head, find_head, head_of};
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

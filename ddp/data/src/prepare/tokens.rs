@@ -160,7 +160,13 @@ fn open_val(
         );
     }
     let all = 0..summary.windows;
-    TokenWindows::new(files, summary.content.clone(), context, all, train.task().clone())
+    TokenWindows::new(
+        files,
+        summary.content.clone(),
+        context,
+        all,
+        train.task().clone(),
+    )
 }
 
 /// Opens files on one rank of a host first, and reads all of their tokens.

@@ -247,7 +247,9 @@ fn copy_lines(
     if !removed.is_empty() {
         let mut write = |line: &[u8]| {
             length += line.len() as u64 + 1;
-            writer.write_all(line).and_then(|()| writer.write_all(b"\n"))
+            writer
+                .write_all(line)
+                .and_then(|()| writer.write_all(b"\n"))
         };
         write(before.cut(removed.len()).as_bytes())?;
         reader.rewind()?;

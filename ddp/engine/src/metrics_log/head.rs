@@ -5,6 +5,8 @@
 //! before it, and after that a line `removed` for each of them, with the line as it was. So the log
 //! of any earlier moment can be put together again, and a head of that moment checked.
 
+use std::io::{self, BufRead};
+
 use serde::{Deserialize, Serialize};
 
 /// The most cuts of a log that are undone, since each is checked from its first line on.
@@ -74,12 +76,19 @@ fn removed(line: &[u8]) -> Option<(usize, &[u8])> {
     Some((number.checked_sub(1)?, rest.strip_suffix(b"}")?))
 }
 
-/// The head of the first `wanted` lines of a log, else of all whole lines. None if it has fewer.
-pub fn head_of(log: &[u8], wanted: Option<u64>) -> Option<Head> {
-    let (mut head, lines) = (Head::default(), whole_lines(log));
-    let count = wanted.map_or(Some(lines.len()), |wanted| wanted.try_into().ok());
-    lines.get(..count?)?.iter().for_each(|line| head.add(line));
-    Some(head)
+/// The head of the first `most` lines of a log, or of all if there are fewer or `most` is None. Half
+/// a line does not count.
+pub fn head_of(mut log: impl BufRead, most: Option<u64>) -> io::Result<Head> {
+    let (mut line, mut head) = (Vec::new(), Head::default());
+    while most.is_none_or(|most| head.lines < most) {
+        line.clear();
+        log.read_until(b'\n', &mut line)?;
+        match line.strip_suffix(b"\n") {
+            Some(line) => head.add(line),
+            None => break,
+        }
+    }
+    Ok(head)
 }
 
 /// Where a head was found.
@@ -157,17 +166,27 @@ fn before_cut<'a>(lines: &[&'a [u8]]) -> Result<Option<(usize, Vec<&'a [u8]>)>, 
 mod tests {
     use super::*;
 
-    const LINES: [&str; 4] = ["{\"event\":\"start\"}", "{\"a\":1}", "{\"b\":2}", "{\"c\":3}"];
+    const LINES: [&str; 4] = [
+        "{\"event\":\"start\"}",
+        "{\"a\":1}",
+        "{\"b\":2}",
+        "{\"c\":3}",
+    ];
 
     fn log(lines: &[&str]) -> Vec<u8> {
-        lines.iter().flat_map(|line| [line, "\n"].concat().into_bytes()).collect()
+        lines
+            .iter()
+            .flat_map(|line| [line, "\n"].concat().into_bytes())
+            .collect()
     }
 
     /// The log after a resume that keeps these lines of `lines`, and a later line.
     fn cut(lines: &[u8], kept: &[usize]) -> Vec<u8> {
         let all = whole_lines(lines);
         let removed = (0..all.len()).filter(|at| !kept.contains(at));
-        let removed: Vec<_> = removed.map(|at| removed_line(at as u64 + 1, all[at])).collect();
+        let removed: Vec<_> = removed
+            .map(|at| removed_line(at as u64 + 1, all[at]))
+            .collect();
         let head = head_of(lines, None).unwrap();
         let kept = kept.iter().map(|at| all[*at].to_vec());
         let cut = std::iter::once(head.cut(removed.len()).into_bytes());
@@ -184,31 +203,35 @@ mod tests {
         for (was, before_line) in [(&first, Some(3)), (&second, Some(6)), (&third, None)] {
             let count = whole_lines(was).len() as u64;
             for lines in 1..=count {
-                let head = head_of(was, Some(lines)).unwrap().text();
+                let head = head_of(&was[..], Some(lines)).unwrap().text();
                 assert_eq!(head, blake3::hash(&prefix(was, lines)).to_hex().as_str());
                 let found = find_head(&third, Some(&head)).unwrap().unwrap();
                 assert_eq!(found.lines, lines);
                 // The first lines of several logs are the same.
                 assert!(found.before_line >= before_line || found.before_line.is_none());
             }
-            assert!(head_of(was, Some(count + 1)).is_none());
+            assert_eq!(head_of(&was[..], Some(count + 1)).unwrap().lines, count);
         }
-        let other = head_of(b"{}\n", None).unwrap().text();
+        let other = head_of(&b"{}\n"[..], None).unwrap().text();
         assert_eq!(find_head(&third, Some(&other)), Ok(None));
         // Half a line does not count.
         let torn = [&first[..], b"{\"d\""].concat();
-        assert_eq!(head_of(&torn, None).unwrap().lines, 4);
+        assert_eq!(head_of(&torn[..], None).unwrap().lines, 4);
     }
 
     fn prefix(log: &[u8], lines: u64) -> Vec<u8> {
-        log.split_inclusive(|byte| *byte == b'\n').take(lines as usize).flatten().copied().collect()
+        log.split_inclusive(|byte| *byte == b'\n')
+            .take(lines as usize)
+            .flatten()
+            .copied()
+            .collect()
     }
 
     /// A cut that names a published head does not make it that of other lines.
     #[test]
     fn whatever_changes_in_or_before_a_cut_is_an_error() {
         let cut = cut(&log(&LINES), &[0, 2]);
-        let wanted = head_of(&log(&LINES), None).unwrap().text();
+        let wanted = head_of(&log(&LINES)[..], None).unwrap().text();
         assert!(find_head(&cut, Some(&wanted)).unwrap().is_some());
         let text = String::from_utf8(cut).unwrap();
         for (from, to) in [
