@@ -270,7 +270,7 @@ fn copy_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics_log::LogEvent;
+    use crate::metrics_log::{LogEvent, find_head, head_of};
     use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -296,7 +296,23 @@ mod tests {
         let locked = find(scratch.path());
         let (_log, has_start) = MetricsLog::resume(scratch.path(), "", locked, step, None).unwrap();
         assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
-        (fs::read(&path).unwrap(), has_start)
+        let after = fs::read(&path).unwrap();
+        let before = head_of(text, None).unwrap();
+        // Of whatever was removed the log still has the head, unless the end was damaged.
+        if is_sound(text) {
+            let found = find_head(&after, Some(&before.text())).unwrap().unwrap();
+            assert_eq!(found.lines, before.lines, "from step {step}");
+        }
+        let is_kept = |line: &&[u8]| !line.starts_with(b"{\"event\":\"cut\"");
+        let lines = after.split_inclusive(|byte| *byte == b'\n');
+        let stayed: Vec<&[u8]> = lines.take_while(is_kept).collect();
+        (stayed.concat(), has_start)
+    }
+
+    fn is_sound(text: &[u8]) -> bool {
+        let lines = text.split_inclusive(|byte| *byte == b'\n');
+        let mut whole = lines.filter(|line| line.ends_with(b"\n"));
+        whole.all(|line| serde_json::from_slice::<LogLine>(line).is_ok()) && !text.is_empty()
     }
 
     #[test]
@@ -356,6 +372,7 @@ mod tests {
         log.write(&LogEvent::Checkpoint {
             step: 1,
             folder: "a",
+            manifest_blake3: None,
         })
         .unwrap();
         let text = fs::read_to_string(scratch.path().join(EVENTS_FILE)).unwrap();
@@ -363,7 +380,8 @@ mod tests {
             text.lines().last(),
             Some(r#"{"event":"checkpoint","step":1,"folder":"a"}"#)
         );
-        assert_eq!(text.lines().count(), 3);
+        // Two that stayed, those that say what was removed, and the new one.
+        assert_eq!(text.lines().count(), 2 + 1 + 7 + 1);
     }
 
     #[test]
@@ -374,7 +392,11 @@ mod tests {
         let (mut log, _) =
             MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4, None).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let checkpoint = |step| LogEvent::Checkpoint { step, folder: "a" };
+        let checkpoint = |step| LogEvent::Checkpoint {
+            step,
+            folder: "a",
+            manifest_blake3: None,
+        };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
         let step = |step| format!(r#"{{"event":"step","step":{step},"of":"another rank"}}"#);
         log.write_once(step(4)).unwrap();

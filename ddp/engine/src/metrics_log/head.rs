@@ -132,8 +132,11 @@ fn whole_lines(log: &[u8]) -> Vec<&[u8]> {
     lines.filter_map(|line| line.strip_suffix(b"\n")).collect()
 }
 
-/// The lines before the last cut among these, if there is one, and the number of its line.
-fn before_cut<'a>(lines: &[&'a [u8]]) -> Result<Option<(usize, Vec<&'a [u8]>)>, String> {
+/// The lines of a log before a cut, and the number of its line.
+type BeforeCut<'a> = (usize, Vec<&'a [u8]>);
+
+/// Undoes the last cut among these lines, if there is one.
+fn before_cut<'a>(lines: &[&'a [u8]]) -> Result<Option<BeforeCut<'a>>, String> {
     let start = format!("{{\"event\":\"{CUT}\",");
     let is_cut = |line: &&[u8]| line.starts_with(start.as_bytes());
     let Some(at) = lines.iter().rposition(is_cut) else {
