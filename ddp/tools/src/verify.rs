@@ -236,9 +236,14 @@ impl Verdict {
         };
         let intervals = all(claims, verifier, last);
         let chosen = chosen(&intervals, &request.choice, &self.head)?;
-        self.announce(&intervals, &chosen, say)?;
-        let wanted_all = !matches!(request.choice, Choice::Drawn { .. });
-        if chosen.is_empty() || wanted_all && !self.cannot_repeat.is_empty() {
+        let is_drawn = matches!(request.choice, Choice::Drawn { .. });
+        let wanted = if is_drawn { &intervals } else { &chosen };
+        let cannot = wanted.iter().filter(|it| it.why_not.is_some());
+        self.cannot_repeat = cannot.cloned().collect();
+        let can = || chosen.iter().filter(|it| it.why_not.is_none());
+        self.steps = can().map(Interval::steps).sum();
+        self.announce(can().count(), intervals.len(), say)?;
+        if can().count() == 0 || !is_drawn && !self.cannot_repeat.is_empty() {
             let whys = self.cannot_repeat.iter();
             let mut whys: Vec<String> = whys.filter_map(|it| it.why_not.clone()).collect();
             whys.dedup();
@@ -248,7 +253,7 @@ impl Verdict {
             whys.into_iter()
                 .for_each(|why| self.because(Outcome::Untold, why));
         }
-        for interval in chosen {
+        for interval in can() {
             let before = self.why.len();
             self.repeat_one(request, claims, verifier, (make, world), interval)?;
             // Only rank 0 has the reasons.
@@ -260,25 +265,18 @@ impl Verdict {
         Ok(())
     }
 
-    /// Says what is repeated, and what is not.
-    fn announce(&mut self, all: &[Interval], chosen: &[&Interval], say: Printed<'_>) -> Result<()> {
-        self.steps = chosen.iter().map(|it| it.steps()).sum();
-        let cannot = all.iter().filter(|it| it.why_not.is_some());
-        self.cannot_repeat = cannot.cloned().collect();
+    /// Says what is repeated, and what cannot be.
+    fn announce(&self, chosen: usize, all: usize, say: Printed<'_>) -> Result<()> {
+        let (all, steps) = (plural(all as u64, "interval"), plural(self.steps, "step"));
         say(&format!(
-            "repeats {} of {}: {} from checkpoints that are there, or from the seed",
-            chosen.len(),
-            plural(all.len() as u64, "interval"),
-            plural(self.steps, "step")
+            "repeats {chosen} of {all}: {steps} from checkpoints that are there, or from the seed"
         ))?;
         let text = |it: &Interval| {
             let why = it.why_not.as_ref()?;
             Some(format!("cannot repeat {}: {why}", described(it)))
         };
-        self.cannot_repeat
-            .iter()
-            .filter_map(text)
-            .try_for_each(|line| say(&line))
+        let mut lines = self.cannot_repeat.iter().filter_map(text);
+        lines.try_for_each(|line| say(&line))
     }
 
     fn repeat_one(

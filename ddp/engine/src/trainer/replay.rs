@@ -37,7 +37,6 @@ const NOT_REPEATED: [&str; 9] = [
 
 /// A run of which steps are repeated.
 pub struct Replay<'a> {
-    options: &'a Config,
     world: &'a World,
     run: Box<Assembled>,
     session: Session,
@@ -52,7 +51,7 @@ impl<'a> Replay<'a> {
     /// step. Its matmuls add in this order, unless the checkpoint names one. All ranks call it
     /// together.
     pub fn new(
-        options: &'a Config,
+        options: &Config,
         program: &dyn RunProgram,
         world: &'a World,
         order: Option<Bf16Order>,
@@ -64,12 +63,11 @@ impl<'a> Replay<'a> {
             let text = "a replay: expected a run with steps to repeat, got one that has ended";
             return Err(Error::Usage(text.into()));
         };
-        let schedule = options.learning_rate(&run.plan)?;
+        let schedule = run.settled.learning_rate(&run.plan)?;
         let totals = &session.run().totals;
         Ok(Replay {
             taken: totals.steps,
             samples: totals.samples,
-            options,
             world,
             run,
             session,
@@ -138,7 +136,8 @@ impl<'a> Replay<'a> {
         let step = &mut self.session.run().step;
         let mut found = checkpoint::differences(saved, step, self.world)?;
         let rank_run = &*self.session.run();
-        let mut state = RunFolder::new(self.options, &self.run, rank_run, self.world).state()?;
+        let mut state =
+            RunFolder::new(&self.run.settled, &self.run, rank_run, self.world).state()?;
         let next = self.run.loader.sampler().at(self.taken);
         (state.step, state.samples) = (self.taken, self.samples);
         (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);

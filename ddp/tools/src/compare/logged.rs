@@ -71,7 +71,7 @@ impl Logged {
         let run = run?.begun()?;
         if let Some((line, why)) = damage.as_ref().or(run.bad_lines.first()) {
             return Err(Error::Data(format!(
-                "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove the line; its step \
+                "{}: line {line} of {EVENTS_FILE} is {why}; help: remove the line; its step \
                  is then not compared",
                 folder.display()
             )));

@@ -123,11 +123,12 @@ impl Claims {
         std::iter::once(first).chain(resumes).collect()
     }
 
-    /// How the steps after step `step` were started.
+    /// How the step after step `step` was started.
     pub(super) fn era_after(&self, step: u64) -> Era<'_> {
         let mut eras = self.eras();
+        // The start is before every step.
         eras.retain(|era| era.step <= step);
-        eras.pop().expect("the start is before every step")
+        eras.pop().expect("the start is one")
     }
 
     /// A checkpoint with every byte checked. The inner error says why it is not that of the log.

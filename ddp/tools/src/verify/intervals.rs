@@ -145,15 +145,10 @@ fn why_not(claims: &Claims, verifier: &Verifier, [from, to]: [u64; 2]) -> Option
     })
 }
 
-/// Those of `all` that are chosen, and that can be repeated.
-pub(super) fn chosen<'a>(
-    all: &'a [Interval],
-    choice: &Choice,
-    head: &str,
-) -> Result<Vec<&'a Interval>> {
-    let can = || all.iter().filter(|it| it.why_not.is_none());
+/// Those of `all` that are chosen. Only what can be repeated is drawn.
+pub(super) fn chosen(all: &[Interval], choice: &Choice, head: &str) -> Result<Vec<Interval>> {
     match choice {
-        Choice::All => Ok(can().collect()),
+        Choice::All => Ok(all.to_vec()),
         Choice::Steps(from, to) => {
             let last = all.last().map_or(0, |it| it.to);
             let to = to.unwrap_or(last);
@@ -165,16 +160,17 @@ pub(super) fn chosen<'a>(
                     SettingName("to")
                 )));
             }
-            Ok(can().filter(|it| it.to > *from && it.from < to).collect())
+            let within = all.iter().filter(|it| it.to > *from && it.from < to);
+            Ok(within.cloned().collect())
         }
         Choice::Drawn { count, seed } => {
-            let mut drawn: Vec<_> = can().collect();
+            let can = all.iter().filter(|it| it.why_not.is_none());
+            let mut drawn: Vec<_> = can.cloned().collect();
             // Whoever made the log could not foresee which ones these are.
-            let rank = |it: &&Interval| {
+            drawn.sort_by_cached_key(|it| {
                 let text = format!("{seed}\n{head}\n{} {}", it.from, it.to);
                 *blake3::hash(text.as_bytes()).as_bytes()
-            };
-            drawn.sort_by_key(rank);
+            });
             drawn.truncate(*count);
             drawn.sort_by_key(|it| it.from);
             Ok(drawn)

@@ -86,7 +86,8 @@ impl Repeats<'_> {
     fn once(&self, last: u64, found: &mut Repeated) -> Result<Outcome> {
         let Interval { from, to, .. } = *self.interval;
         let (era, run) = (self.claims.era_after(from), self.claims.folder());
-        let config = between(self.settled, [from, to], era.planned, run);
+        let planned = self.claims.era_after(to - 1).planned;
+        let config = between(self.settled, [from, to], planned, run);
         let program = (self.make)(&config);
         let order = bf16_order_of(era.versions);
         let mut replay = Replay::new(&config, &*program, self.world, order)?;

@@ -88,7 +88,8 @@ pub(super) fn settled(
     })
 }
 
-/// The settings that repeat steps from `from` on up to `to`, in a run that planned `planned` steps.
+/// The settings that repeat steps from `from` on up to `to`, in a run that planned `planned` steps
+/// when it came to the last of them.
 pub(super) fn between(
     settled: &Config,
     [from, to]: [u64; 2],
@@ -99,10 +100,9 @@ pub(super) fn between(
         0 => (Resume::Never, settled.out.clone()),
         _ => (Resume::From(checkpoint::folder(run, from)), run.into()),
     };
-    // A run that was resumed may have become longer.
     let (steps, epochs) = match planned {
-        Some(steps) if steps < to => (Some(to), None),
-        _ => (settled.steps, settled.epochs),
+        Some(planned) => (Some(planned.max(to)), None),
+        None => (settled.steps, settled.epochs),
     };
     Config {
         steps,
