@@ -1,5 +1,5 @@
-//! `ddp-train verify`: a run that lost a rank and was resumed is as it claims, elsewhere and on other
-//! ranks; whatever is changed in it, in its data or its program is found and named.
+//! `ddp-train verify`: a run that lost a rank and was resumed is as it claims, elsewhere and on
+//! other ranks; whatever is changed in it, in its data or its program is found and named.
 
 mod hostile;
 mod models;

@@ -20,8 +20,8 @@ use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
 use crate::setting::DATA;
 
-/// Prints what is in a file or folder; of a run with the head of the first `lines` lines of its log,
-/// else of all.
+/// Prints what is in a file or folder; of a run with the head of the first `lines` lines of its
+/// log, else of all.
 pub fn inspect(path: &Path, lines: Option<u64>, as_json: bool, say: Say<'_>) -> Result<()> {
     let Inspected(sheet, json, problem) = find(path, lines)?;
     if as_json {

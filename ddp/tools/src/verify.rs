@@ -1,10 +1,10 @@
 //! `ddp-train verify RUN`: repeats steps of a run that somebody else trained, and says whether they
 //! give what its log and its checkpoints claim.
 //!
-//! `claims.rs` reads what the folder claims, `intervals.rs` chooses the steps, `settings.rs` takes of
-//! the claimed settings what a stranger may decide, `repeat.rs` repeats the steps by the machinery of
-//! `compare --replay`, and `causes.rs` says what may have caused a difference. Everything in the
-//! folder comes from a stranger.
+//! `claims.rs` reads what the folder claims, `intervals.rs` chooses the steps, `settings.rs` takes
+//! of the claimed settings what a stranger may decide, `repeat.rs` repeats the steps by the
+//! machinery of `compare --replay`, and `causes.rs` says what may have caused a difference.
+//! Everything in the folder comes from a stranger.
 
 mod causes;
 mod claims;
@@ -216,7 +216,9 @@ impl Verdict {
             None => {
                 let text = "the log never had the published head";
                 self.because(Outcome::NotAsClaimed, format!("{text} {wanted}"));
-                self.causes.push("a line of the log was changed, added or removed since the head was published, or it is the head of another run".into());
+                let cause = "a line of the log was changed, added or removed since the head was \
+                             published, or it is the head of another run";
+                self.causes.push(cause.into());
                 Ok(())
             }
         }
@@ -234,6 +236,11 @@ impl Verdict {
             Choice::Steps(_, Some(to)) => to.min(claims.last()),
             _ => claims.last(),
         };
+        if claims.logged.run.start.blake3.program_blake3.is_empty() {
+            let text = "the log has no BLAKE3 of program, data and checkpoints: version 0.8 or older \
+                        wrote it";
+            self.notes.push(text.into());
+        }
         let intervals = all(claims, verifier, last);
         let chosen = chosen(&intervals, &request.choice, &self.head)?;
         let is_drawn = matches!(request.choice, Choice::Drawn { .. });
@@ -296,10 +303,9 @@ impl Verdict {
                 Ok(opened) => saved = Some(opened).filter(|_| step == interval.to),
                 Err(why) => {
                     self.because(Outcome::NotAsClaimed, why);
-                    self.causes.push(
-                        "a file of the checkpoint was changed or damaged since the log was written"
-                            .into(),
-                    );
+                    let cause =
+                        "a file of the checkpoint or a line of the log was changed or damaged";
+                    self.causes.push(cause.into());
                     return Ok(());
                 }
             }
@@ -367,9 +373,11 @@ impl Verdict {
         if self.verdict == Outcome::AsClaimed {
             let (steps, compared) = (plural(self.steps, "step"), self.steps_compared);
             let ranks = plural(self.ranks, "rank");
+            let saved = self.intervals.iter().filter(|it| it.is_saved).count();
+            let saved = plural(saved as u64, "checkpoint");
             lines.push(format!(
                 "as claimed: {steps} repeated on {ranks}, {compared} of them compared with the log, \
-                 and each checkpoint at an end bit by bit"
+                 and {saved} bit by bit"
             ));
         }
         lines

@@ -209,8 +209,8 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
 }
 
 /// Copies the lines that belong to the run up to step `step` and generation `last`. How it ended
-/// before is not one of them. What is left out follows as such. Returns their length, whether the first line is one of them, and the
-/// last of each kind.
+/// before is not one of them. What is left out follows as such. Returns their length, whether the
+/// first line is one of them, and the last of each kind.
 fn copy_lines(
     from: &mut File,
     to: &mut File,

@@ -1,9 +1,9 @@
 //! The head of a metrics log: the BLAKE3 of its whole lines, each with its newline. Whoever has
 //! published it cannot change these lines any more.
 //!
-//! A resume removes lines. It then writes a line `cut`, which names the number of lines and the head
-//! before it, and after that a line `removed` for each of them, with the line as it was. So the log
-//! of any earlier moment can be put together again, and a head of that moment checked.
+//! A resume removes lines. It then writes a line `cut`, which names the number of lines and the
+//! head before it, and after that a line `removed` for each of them, with the line as it was. So the
+//! log of any earlier moment can be put together again, and a head of that moment checked.
 
 use std::io::{self, BufRead};
 
@@ -76,8 +76,8 @@ fn removed(line: &[u8]) -> Option<(usize, &[u8])> {
     Some((number.checked_sub(1)?, rest.strip_suffix(b"}")?))
 }
 
-/// The head of the first `most` lines of a log, or of all if there are fewer or `most` is None. Half
-/// a line does not count.
+/// The head of the first `most` lines of a log, or of all if there are fewer or `most` is None.
+/// Half a line does not count.
 pub fn head_of(mut log: impl BufRead, most: Option<u64>) -> io::Result<Head> {
     let (mut line, mut head) = (Vec::new(), Head::default());
     while most.is_none_or(|most| head.lines < most) {

@@ -1,5 +1,6 @@
-//! What a run folder claims, which comes from a stranger: its log, the head of it, which checkpoints
-//! it names, and with which settings, program and ranks it was trained. No link is followed.
+//! What a run folder claims, which comes from a stranger: its log, the head of it, which
+//! checkpoints it names, and with which settings, program and ranks it was trained. No link is
+//! followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

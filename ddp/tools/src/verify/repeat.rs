@@ -92,6 +92,12 @@ impl Repeats<'_> {
         let order = bf16_order_of(era.versions);
         let mut replay = Replay::new(&config, &*program, self.world, order)?;
         look(&era, &replay, found)?;
+        if era.blake3.data_blake3.is_empty() {
+            let claimed = &self.claims.logged.run.start.fingerprint;
+            let is_other = *claimed != replay.fingerprint()?;
+            let text = "the training data have another fingerprint here than in the log";
+            found.other_data.extend(is_other.then(|| text.to_string()));
+        }
         let logged = &self.claims.logged.steps;
         if from == 0 {
             let weights = replay.initial_weights()?;

@@ -1,6 +1,6 @@
-//! With which settings a run is repeated: those that its log claims, which come from a stranger, but
-//! data, base weights and tokenizer only from where the person who verifies says or confirms, and
-//! nothing of what a run writes, shows or takes of the machine.
+//! With which settings a run is repeated: those that its log claims, which come from a stranger,
+//! but data, base weights and tokenizer only from where the person who verifies says or confirms,
+//! and nothing of what a run writes, shows or takes of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,9 @@ pub(super) fn settled(
         DeviceChoice::Auto => DeviceChoice::Cuda,
         given => given,
     };
-    let available = machine_available_bytes().map(|all| MemorySize((all / local_ranks) as u64));
+    let available = machine_available_bytes().map(|all| all as u64 / local_ranks as u64);
+    // In whole units, as it is printed.
+    let available = available.map(|bytes| MemorySize(bytes / 100_000_000 * 100_000_000));
     // On a GPU the plan counts the GPU's memory.
     let available = available.filter(|_| device == DeviceChoice::Cpu);
     // The limit chooses these, which change no bit.
