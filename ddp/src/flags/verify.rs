@@ -8,8 +8,6 @@ use clap::Args;
 use ddp_tools::verify::{Choice, Given, Request};
 
 use super::{RankFlags, whole};
-use crate::config::SettingValue;
-use crate::data::DataSpec;
 
 /// Printed after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -51,18 +49,6 @@ pub(crate) struct VerifyFlags {
     /// The last step to repeat [default: that of the run]
     #[arg(long, value_name = "STEP", value_parser = whole(1..=u64::MAX), allow_negative_numbers = true)]
     pub to: Option<u64>,
-    /// The training data, as --data in training
-    #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
-    pub data: Option<DataSpec>,
-    /// Their labels, as --labels in training
-    #[arg(long, value_name = "SPEC")]
-    pub labels: Option<String>,
-    /// The held-out data, as --val-data in training
-    #[arg(long, value_name = "SPEC", value_parser = DataSpec::read)]
-    pub val_data: Option<DataSpec>,
-    /// Their labels, as --val-labels in training
-    #[arg(long, value_name = "SPEC")]
-    pub val_labels: Option<String>,
     /// Read data, base weights and tokenizer that are not given from where the log says they are
     #[arg(long)]
     pub as_logged: bool,
@@ -104,12 +90,8 @@ impl VerifyFlags {
             head: self.head.clone(),
             choice,
             given: Given {
-                data: self.data.clone(),
-                labels: self.labels.clone(),
-                val_data: self.val_data.clone(),
-                val_labels: self.val_labels.clone(),
+                settings: self.ranks.settings.0.clone(),
                 as_logged: self.as_logged,
-                machine: self.ranks.settings.0.clone(),
             },
             accepts_other: self.other_program,
             out: self.out.clone(),

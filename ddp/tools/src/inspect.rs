@@ -11,8 +11,6 @@ mod sheet;
 
 use std::path::Path;
 
-use ddp_kernels::setting::SettingName;
-
 use self::sheet::Inspected;
 use crate::checkpoint::is_checkpoint;
 use crate::error::{Error, Result};
@@ -33,18 +31,10 @@ pub fn inspect(path: &Path, lines: Option<u64>, as_json: bool, say: Say<'_>) -> 
 }
 
 fn find(path: &Path, lines: Option<u64>) -> Result<Inspected> {
-    let is_run = path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir();
-    if let Some(lines) = lines.filter(|_| !is_run) {
-        return Err(Error::Usage(format!(
-            "inspect {} {} {lines}: expected the folder of a run, which has a log; help: leave it out",
-            path.display(),
-            SettingName("lines")
-        )));
-    }
     if path.is_dir() && is_checkpoint(path) {
         return checkpoint::found(path);
     }
-    if is_run {
+    if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
         return run::found(path, lines);
     }
     if path.extension().is_some_and(|it| it == "safetensors") {

@@ -77,19 +77,13 @@ struct Verdict {
     causes: Vec<String>,
     /// What was not checked, and what to know of the rest.
     notes: Vec<String>,
-    run: String,
-    lines: u64,
-    head: String,
-    published_head: Option<FoundHead>,
-    program: String,
-    program_blake3: String,
-    ranks: u64,
     /// Those that were repeated, up to the first difference.
     intervals: Vec<Interval>,
     cannot_repeat: Vec<Interval>,
     steps: u64,
     steps_compared: u64,
-    first_difference: Value,
+    #[serde(flatten)]
+    facts: Value,
 }
 
 /// Verifies a run. All ranks call it together. A verdict other than `as claimed` is an error.
@@ -103,18 +97,20 @@ pub fn verify(request: &Request, make: MakeProgram, world: &World, say: Say<'_>)
         why: Vec::new(),
         causes: Vec::new(),
         notes: Vec::new(),
-        run: request.run.display().to_string(),
-        lines: claims.lines,
-        head: claims.head.clone(),
-        published_head: claims.published,
-        program: verifier.version.clone(),
-        program_blake3: verifier.blake3.clone(),
-        ranks: verifier.ranks,
         intervals: Vec::new(),
         cannot_repeat: Vec::new(),
         steps: 0,
         steps_compared: 0,
-        first_difference: Value::Null,
+        facts: json!({
+            "run": request.run.to_string_lossy(),
+            "lines": claims.lines,
+            "head": claims.head,
+            "published_head": claims.published,
+            "program": verifier.version,
+            "program_blake3": verifier.blake3,
+            "ranks": verifier.ranks,
+            "first_difference": null,
+        }),
     };
     let mut printed = |line: &str| {
         if request.as_json {
@@ -186,9 +182,10 @@ impl Verdict {
     }
 
     fn check_head(&mut self, request: &Request, claims: &Claims, say: Printed<'_>) -> Result<()> {
+        let Claims { lines, head, .. } = claims;
         say(&format!(
-            "run {}: {} lines, head {}",
-            self.run, self.lines, self.head
+            "run {}: {lines} lines, head {head}",
+            request.run.display()
         ))?;
         if let Some(why) = &claims.forged {
             self.because(Outcome::NotAsClaimed, format!("the log was changed: {why}"));
@@ -200,19 +197,13 @@ impl Verdict {
             return Ok(());
         };
         match claims.published {
-            Some(FoundHead {
-                lines,
-                before_line: None,
-            }) => say(&format!(
-                "the published head is that of its first {lines} lines"
-            )),
-            Some(FoundHead {
-                lines,
-                before_line: Some(line),
-            }) => say(&format!(
-                "the published head is that of its first {lines} lines as they were before line \
-                 {line}, where the run was resumed"
-            )),
+            Some(FoundHead { lines, before_line }) => {
+                let was = |line| format!(", as they were before line {line}, where it was resumed");
+                let was = before_line.map_or(String::new(), was);
+                say(&format!(
+                    "the published head is that of its first {lines} lines{was}"
+                ))
+            }
             None => {
                 let text = "the log never had the published head";
                 self.because(Outcome::NotAsClaimed, format!("{text} {wanted}"));
@@ -242,7 +233,7 @@ impl Verdict {
             self.notes.push(text.into());
         }
         let intervals = all(claims, verifier, last);
-        let chosen = chosen(&intervals, &request.choice, &self.head)?;
+        let chosen = chosen(&intervals, &request.choice, &claims.head)?;
         let is_drawn = matches!(request.choice, Choice::Drawn { .. });
         let wanted = if is_drawn { &intervals } else { &chosen };
         let cannot = wanted.iter().filter(|it| it.why_not.is_some());
@@ -312,7 +303,7 @@ impl Verdict {
         }
         let era = claims.era_after(interval.from);
         let place = era.devices.first().map_or("cpu", String::as_str);
-        let settled = settled(era.config, &request.given, place, world.local_size())?;
+        let settled = settled(&era.config, &request.given, place, world.local_size())?;
         let repeats = Repeats {
             claims,
             make,
@@ -333,7 +324,7 @@ impl Verdict {
             self.because(Outcome::NotAsClaimed, text.clone());
         }
         let mut others = found.other_machine.clone();
-        if verifier.is_other(&era) {
+        if verifier.is_other(era) {
             others.push("this is another build of the program".into());
         }
         for text in &others {
@@ -344,7 +335,7 @@ impl Verdict {
         let Some(difference) = &found.difference else {
             return Ok(());
         };
-        self.first_difference = match difference {
+        self.facts["first_difference"] = match difference {
             Difference::Step(parting, _) => json!(parting),
             Difference::Saved(step, others) => json!({ "step": step, "checkpoint": others }),
         };
@@ -372,11 +363,10 @@ impl Verdict {
         lines.extend(list("possible cause", &self.causes));
         if self.verdict == Outcome::AsClaimed {
             let (steps, compared) = (plural(self.steps, "step"), self.steps_compared);
-            let ranks = plural(self.ranks, "rank");
             let saved = self.intervals.iter().filter(|it| it.is_saved).count();
             let saved = plural(saved as u64, "checkpoint");
             lines.push(format!(
-                "as claimed: {steps} repeated on {ranks}, {compared} of them compared with the log, \
+                "as claimed: {steps} repeated, {compared} of them compared with the log, \
                  and {saved} bit by bit"
             ));
         }

@@ -4,6 +4,7 @@
 use ddp_comm::World;
 
 use super::files::{ReadFrom, unreadable};
+use super::folders::MODEL_FILE;
 use super::manifest::Opened;
 use super::model::{header_of, model_of};
 use super::optimizer::{Outgoing, SavedMoments};
@@ -39,27 +40,18 @@ fn of_model(opened: &Opened, snapshot: &Snapshot) -> Result<Vec<String>> {
     let (path, file) = (opened.model_file(), model_of(opened)?);
     let header = header_of(&path, &file)?;
     let (mut found, mut saved, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
-    for (entry, tensor) in model.header.entries.iter().zip(model.tensors()) {
-        let there = header.find(&entry.name);
-        let there = there.filter(|it| it.shape == entry.shape && it.dtype == entry.dtype);
-        let Some(there) = there else {
-            found.push(format!(
-                "{}: the checkpoint has none of this shape",
-                entry.name
-            ));
-            continue;
-        };
+    if header.entries != model.header.entries {
+        return Ok(vec![format!("the tensors of {MODEL_FILE}")]);
+    }
+    let mut file = ReadFrom::place(&file, header.data_start);
+    for (entry, tensor) in header.entries.iter().zip(model.tensors()) {
         saved.resize(entry.count(), 0.0);
-        let mut file = ReadFrom::place(&file, header.data_start + there.start);
         let read = FileDType::F32.read(&mut file, &mut saved, &mut bytes);
         read.map_err(unreadable(&path))?;
         let text =
             tensor?.with_slice(|values: &[f32]| differing(&entry.name, 0, &saved, values))?;
         found.extend(text);
     }
-    let known = |name: &str| model.header.find(name).is_some();
-    let others = header.entries.iter().filter(|entry| !known(&entry.name));
-    found.extend(others.map(|entry| format!("{}: only the checkpoint has it", entry.name)));
     Ok(found)
 }
 

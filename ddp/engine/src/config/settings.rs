@@ -257,15 +257,15 @@ settings! {
     /// tokenizer, with messages, prompt and completion, or text. Or built-in data: glyphs,
     /// synthetic:classification or synthetic:regression, followed by options, as in
     /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
-    Job data "SPEC": DataSpec = DataSpec::default();
+    Job data "SPEC" [verify]: DataSpec = DataSpec::default();
     /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
     /// to features or images, …]
-    Job labels "SPEC": Option<String> = None;
+    Job labels "SPEC" [verify]: Option<String> = None;
     /// Data to evaluate on, in the form of `data` [default: none]
-    Job val_data "SPEC": Option<DataSpec> = None;
+    Job val_data "SPEC" [verify]: Option<DataSpec> = None;
     /// Labels of `val-data` [default: as in `labels`]
-    Job val_labels "SPEC": Option<String> = None;
+    Job val_labels "SPEC" [verify]: Option<String> = None;
     /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the
     /// last ones); an alternative to `val-data` [default: 0; of tables with more than 5,000 rows
     /// 0.2, at most 10,000 rows]

@@ -2,8 +2,8 @@
 //! published it cannot change these lines any more.
 //!
 //! A resume removes lines. It then writes a line `cut`, which names the number of lines and the
-//! head before it, and after that a line `removed` for each of them, with the line as it was. So the
-//! log of any earlier moment can be put together again, and a head of that moment checked.
+//! head before it, and after that a line `removed` for each of them, with the line as it was. So
+//! the log of any earlier moment can be put together again, and a head of that moment checked.
 
 use std::io::{self, BufRead};
 

@@ -26,10 +26,15 @@ fn a_transformer_in_bf16_and_adapters_beside_it_are_as_claimed() {
     let (code, text, _) = verified(&folder, 1, "--data text.txt");
     assert!(code == Some(2) && text.contains("--init-from "), "{text}");
     // Another base.
-    let other = base.replace("00000003", "00000002");
-    let words = format!("--data text.txt --init-from {other}");
+    let other = format!("{GPT} --seed 1 --out other");
+    folder.alone(&other).run().assert_well();
+    let words = format!(
+        "--data text.txt --init-from {}",
+        base.replace("base", "other")
+    );
     let (code, text, _) = verified(&folder, 1, &words);
-    assert!(code != Some(0), "{text}");
+    let found = "the first difference is in the loss of step 1 (forward)";
+    assert!(code == Some(3) && text.contains(found), "{text}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What may have caused that a run is not as it is claimed.
+//! What was found, and what may have caused that a run is not as it is claimed.
 
 use super::repeat::{Difference, Repeated};
 
@@ -6,78 +6,54 @@ use super::repeat::{Difference, Repeated};
 pub(super) fn found_text(difference: &Difference) -> String {
     match difference {
         Difference::Step(parting, _) => {
-            // A is the log.
-            let side = |line: String| line.replace("in A", "in the log").replace("in B", "here");
-            let details = parting.details().into_iter().map(side);
-            let details: Vec<String> = details.collect();
             let operation = match parting.thing {
                 "loss" => " (forward)",
                 "gradient" => " (backward)",
                 "update" => " (the optimizer)",
                 _ => "",
             };
+            // A is the log.
+            let details = parting.details().join(", ");
+            let details = details
+                .replace("in A", "in the log")
+                .replace("in B", "here");
             let colon = if details.is_empty() { "" } else { ": " };
-            let details = details.join(", ");
             format!("the first difference is in {parting}{operation}{colon}{details}")
         }
-        Difference::Saved(step, others) => {
-            let more = match others.len() {
-                0 | 1 => String::new(),
-                all => format!(" (and {} more)", all - 1),
-            };
-            format!(
-                "the checkpoint of step {step} differs first in {}{more}",
-                others[0]
-            )
-        }
+        Difference::Saved(step, others) => format!(
+            "the checkpoint of step {step} differs first in {} (of {} that differ)",
+            others[0],
+            others.len()
+        ),
     }
 }
 
-/// What may have caused it, the likely first.
-pub(super) fn causes(
-    difference: &Difference,
-    found: &Repeated,
-    other_machine: &[String],
-) -> Vec<String> {
-    let mut causes = Vec::new();
-    if found.is_unsteady {
-        causes.push(
-            "this machine computed the same steps twice with different results: it has a fault"
-                .to_string(),
-        );
-    }
-    causes.extend(found.other_data.iter().cloned());
-    causes.extend(other_machine.iter().cloned());
-    match difference {
-        Difference::Saved(..) => causes.push(
-            "the checkpoint was changed together with the log, or is of other steps: the log of \
-             these steps is right"
-                .into(),
-        ),
-        Difference::Step(_, [Some(claimed), Some(own)]) if claimed != own => causes.push(format!(
-            "the learning rate: {claimed} in the log, and {own} by the settings that it names"
-        )),
-        Difference::Step(parting, _) => causes.push(
-            match parting.thing {
-                "initial weights" => {
-                    "other initial weights: the seed, the model's settings or the \
-                                      base were others"
-                }
-                "batch" => {
-                    "other rows, or in another order: the seed, the batch size or the data \
-                            were others"
-                }
-                "loss" => "forward: the data, the model's settings or the weights were others",
-                "gradient" => "backward: a setting of the loss or the model was another",
-                _ => "the optimizer: its settings, as the learning rate, were others",
-            }
-            .into(),
-        ),
-    }
-    if found.other_data.is_empty() {
-        causes.push(
-            "a line of the log that was changed, or a fault of the machine that trained".into(),
-        );
-    }
-    causes
+/// What may have caused it, the likely first. `others` is what is not as it was where it trained.
+pub(super) fn causes(difference: &Difference, found: &Repeated, others: &[String]) -> Vec<String> {
+    let unsteady = "this machine computed the same steps twice with different results: a fault";
+    let unsteady = found.is_unsteady.then(|| unsteady.to_string());
+    let known = unsteady.into_iter().chain(found.other_data.clone());
+    let cause = match difference {
+        Difference::Saved(..) => {
+            "the checkpoint was changed together with the log, whose steps are right".into()
+        }
+        Difference::Step(_, [Some(claimed), Some(own)]) if claimed != own => {
+            format!("the learning rate: {claimed} in the log, and {own} by the settings it names")
+        }
+        Difference::Step(parting, _) => match parting.thing {
+            "initial weights" => "another seed, base or setting of the model",
+            "batch" => "another seed or batch size, or other rows",
+            "loss" => "other data or weights, or another setting of the model",
+            "gradient" => "another setting of the loss or the model",
+            _ => "another setting of the optimizer, such as the learning rate",
+        }
+        .into(),
+    };
+    let machine = "a line of the log that was changed, or a fault of the machine that trained";
+    let machine = found.other_data.is_empty().then(|| machine.to_string());
+    known
+        .chain(others.iter().cloned())
+        .chain([cause])
+        .chain(machine)
+        .collect()
 }

@@ -2,18 +2,17 @@
 //! checkpoints it names, and with which settings, program and ranks it was trained. No link is
 //! followed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ddp_kernels::files::read_up_to;
-use serde_json::{Map, Value};
 
 use crate::checkpoint::{self, CHECKPOINTS, Opened};
 use crate::compare::Logged;
 use crate::error::{Error, Result};
-use crate::metrics::check_run;
-use crate::metrics_log::{Contents, EVENTS_FILE, FoundHead, find_head, head_of};
+use crate::metrics::{Run, check_run};
+use crate::metrics_log::{EVENTS_FILE, FoundHead, ResumeEvent, find_head, head_of};
 
 /// Longer logs are refused unread.
 const LOG_BYTES_MAX: u64 = 1 << 30;
@@ -32,17 +31,8 @@ pub(super) struct Claims {
     pub(super) forged: Option<String>,
     /// The checkpoints of the log that are there.
     pub(super) there: BTreeSet<u64>,
-}
-
-/// How a run was started or resumed, from a step on.
-pub(super) struct Era<'a> {
-    pub(super) step: u64,
-    pub(super) config: &'a Map<String, Value>,
-    pub(super) versions: &'a BTreeMap<String, String>,
-    pub(super) blake3: &'a Contents,
-    pub(super) devices: &'a [String],
-    pub(super) planned: Option<u64>,
-    pub(super) overridden: &'a [String],
+    /// The start, as a resume after step 0, and each resume that says how it was.
+    pub(super) eras: Vec<ResumeEvent>,
 }
 
 impl Claims {
@@ -83,6 +73,7 @@ impl Claims {
                 .collect(),
             lines: head.lines,
             head: head.text(),
+            eras: eras(&logged.run),
             logged,
             published,
             forged,
@@ -99,37 +90,11 @@ impl Claims {
         self.there.last().map_or(logged, |saved| logged.max(*saved))
     }
 
-    /// The start, and each resume that says how it was.
-    pub(super) fn eras(&self) -> Vec<Era<'_>> {
-        let (run, start) = (&self.logged.run, &self.logged.run.start);
-        let first = Era {
-            step: 0,
-            config: &start.config,
-            versions: &start.versions,
-            blake3: &start.blake3,
-            devices: &start.devices,
-            planned: start.steps,
-            overridden: &[],
-        };
-        let resumes = run.resumes.iter().filter(|it| !it.config.is_empty());
-        let resumes = resumes.map(|it| Era {
-            step: it.step,
-            config: &it.config,
-            versions: &it.versions,
-            blake3: &it.blake3,
-            devices: &it.devices,
-            planned: it.steps,
-            overridden: &it.overridden,
-        });
-        std::iter::once(first).chain(resumes).collect()
-    }
-
     /// How the step after step `step` was started.
-    pub(super) fn era_after(&self, step: u64) -> Era<'_> {
-        let mut eras = self.eras();
-        // The start is before every step.
-        eras.retain(|era| era.step <= step);
-        eras.pop().expect("the start is one")
+    pub(super) fn era_after(&self, step: u64) -> &ResumeEvent {
+        let mut eras = self.eras.iter().rev();
+        let found = eras.find(|era| era.step <= step);
+        found.unwrap_or(&self.eras[0])
     }
 
     /// A checkpoint with every byte checked. The inner error says why it is not that of the log.
@@ -157,6 +122,20 @@ impl Claims {
             checked => checked.map(|()| Ok(opened)),
         }
     }
+}
+
+fn eras(run: &Run) -> Vec<ResumeEvent> {
+    let start = run.start.clone();
+    let first = ResumeEvent {
+        config: start.config,
+        versions: start.versions,
+        blake3: start.blake3,
+        devices: start.devices,
+        steps: start.steps,
+        ..ResumeEvent::default()
+    };
+    let resumes = run.resumes.iter().filter(|it| !it.config.is_empty());
+    std::iter::once(first).chain(resumes.cloned()).collect()
 }
 
 /// Refuses a symbolic link, which may lead out of the folder.

@@ -5,9 +5,10 @@ use ddp_comm::World;
 use ddp_kernels::setting::SettingName;
 use serde::Serialize;
 
-use super::claims::{Claims, Era};
+use super::claims::Claims;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::metrics_log::ResumeEvent;
 use crate::setting::SAME_BITS;
 use crate::trainer::{program_blake3, program_version};
 use crate::units::plural;
@@ -67,7 +68,7 @@ impl Verifier {
     }
 
     /// Whether the log names another build. Version 0.8 and older named none.
-    pub(super) fn is_other(&self, era: &Era<'_>) -> bool {
+    pub(super) fn is_other(&self, era: &ResumeEvent) -> bool {
         ![&*self.blake3, ""].contains(&&*era.blake3.program_blake3)
     }
 }
@@ -100,7 +101,7 @@ fn why_not(claims: &Claims, verifier: &Verifier, [from, to]: [u64; 2]) -> Option
             verifier.version
         ));
     }
-    if verifier.is_other(&era) && !verifier.accepts_other {
+    if verifier.is_other(era) && !verifier.accepts_other {
         return Some(format!(
             "another build of {version} trained it: its file has the BLAKE3 {}, this one {}; help: \
              get that build, or accept this one by {}",
@@ -109,9 +110,11 @@ fn why_not(claims: &Claims, verifier: &Verifier, [from, to]: [u64; 2]) -> Option
             SettingName("other-program")
         ));
     }
-    let eras = claims.eras();
-    let mut within = eras.iter().filter(|it| from < it.step && it.step < to);
-    let is_other = |it: &&Era<'_>| {
+    let mut within = claims
+        .eras
+        .iter()
+        .filter(|it| from < it.step && it.step < to);
+    let is_other = |it: &&ResumeEvent| {
         !it.overridden.is_empty() || it.blake3.program_blake3 != era.blake3.program_blake3
     };
     if let Some(other) = within.find(is_other) {
@@ -121,7 +124,7 @@ fn why_not(claims: &Claims, verifier: &Verifier, [from, to]: [u64; 2]) -> Option
              checkpoint is not there"
         ));
     }
-    let config = Config::from_checkpoint(era.config);
+    let config = Config::from_checkpoint(&era.config);
     if config.is_ok_and(|config| config.same_bits.is_some()) {
         return None;
     }

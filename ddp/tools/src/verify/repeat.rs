@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ddp_comm::World;
 use serde_json::json;
 
-use super::claims::{Claims, Era};
+use super::claims::Claims;
 use super::intervals::Interval;
 use super::settings::between;
 use crate::checkpoint::Opened;
@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::devices::models;
 use crate::error::Result;
 use crate::exchange;
+use crate::metrics_log::ResumeEvent;
 use crate::trainer::{Logs, Replay, bf16_order_of};
 use crate::units::plural;
 
@@ -86,12 +87,12 @@ impl Repeats<'_> {
     fn once(&self, last: u64, found: &mut Repeated) -> Result<Outcome> {
         let Interval { from, to, .. } = *self.interval;
         let (era, run) = (self.claims.era_after(from), self.claims.folder());
-        let planned = self.claims.era_after(to - 1).planned;
+        let planned = self.claims.era_after(to - 1).steps;
         let config = between(self.settled, [from, to], planned, run);
         let program = (self.make)(&config);
-        let order = bf16_order_of(era.versions);
+        let order = bf16_order_of(&era.versions);
         let mut replay = Replay::new(&config, &*program, self.world, order)?;
-        look(&era, &replay, found)?;
+        look(era, &replay, found)?;
         if era.blake3.data_blake3.is_empty() {
             let claimed = &self.claims.logged.run.start.fingerprint;
             let is_other = *claimed != replay.fingerprint()?;
@@ -145,7 +146,7 @@ fn differs(claimed: &LoggedStep, line: &str) -> Option<Difference> {
 }
 
 /// Compares data and machine with what the log says of them.
-fn look(era: &Era<'_>, replay: &Replay<'_>, found: &mut Repeated) -> Result<()> {
+fn look(era: &ResumeEvent, replay: &Replay<'_>, found: &mut Repeated) -> Result<()> {
     let names = ["the training data", "the held-out data"];
     let claimed = [&era.blake3.data_blake3, &era.blake3.held_out_blake3];
     for ((name, claimed), own) in names.into_iter().zip(claimed).zip(replay.data_blake3()?) {
@@ -157,7 +158,7 @@ fn look(era: &Era<'_>, replay: &Replay<'_>, found: &mut Repeated) -> Result<()> 
     }
     let (places, versions) = replay.machine();
     let kinds = |places: &[String]| Vec::from_iter(models(places).into_keys()).join(" and ");
-    let (here, then) = (kinds(places), kinds(era.devices));
+    let (here, then) = (kinds(places), kinds(&era.devices));
     if here != then {
         let text = format!("it was trained on {then}, and this is {here}");
         found.other_machine.push(text);

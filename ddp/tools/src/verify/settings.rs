@@ -2,7 +2,7 @@
 //! but data, base weights and tokenizer only from where the person who verifies says or confirms,
 //! and nothing of what a run writes, shows or takes of the machine.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ddp_data::DataSpec;
 use ddp_kernels::memory::machine_available_bytes;
@@ -11,30 +11,26 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint;
 use crate::config::values::MemorySize;
-use crate::config::{Config, DeviceChoice, GraphChoice, Resident, Resume, SETTINGS, SharedBy};
+use crate::config::{Config, GraphChoice, Resident, Resume, SharedBy, as_flag, find};
 use crate::error::{Error, Result};
-use crate::setting::{DATA, INIT_FROM, LABELS};
 use crate::units::plural;
 
 /// What the person who verifies says of data and machine.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
-    /// The training data.
-    pub data: Option<DataSpec>,
-    /// Their labels.
-    pub labels: Option<String>,
-    /// The held-out data.
-    pub val_data: Option<DataSpec>,
-    /// Their labels.
-    pub val_labels: Option<String>,
+    /// Data, base weights, tokenizer, device and memory, where they are not at their default.
+    pub settings: Config,
     /// Whether paths that are not given are right as the log has them.
     pub as_logged: bool,
-    /// Base weights, tokenizer, device, threads, memory, cache and timeout.
-    pub machine: Config,
 }
 
 /// No folder can be there.
 const NOWHERE: &str = "/dev/null/verify";
+/// Settings that name what is read.
+const READ: [&str; 4] = ["init-from", "tokenizer", "labels", "val-labels"];
+const DATA: [&str; 2] = ["data", "val-data"];
+/// What of the claimed settings is left out, besides what each rank has for itself.
+const LEFT_OUT: [&str; 5] = ["memory", "resume", "sample", "sample-held-out", "trace"];
 
 /// The settings that are claimed, with what is given. `place` is where the first rank trained,
 /// `local_ranks` how many ranks share this machine's memory.
@@ -44,50 +40,76 @@ pub(super) fn settled(
     place: &str,
     local_ranks: usize,
 ) -> Result<Config> {
-    let config = Config::from_checkpoint(claimed);
-    let unusable = |why| Error::Data(format!("the settings that the log claims: {why}"));
-    let mut config = config.map_err(unusable)?;
-    confirm(&mut config, given)?;
-    for setting in SETTINGS.iter().filter(|it| it.scope == SharedBy::Rank) {
-        setting.reset(&mut config);
+    let is_of_rank = |name: &str| find(name).is_some_and(|it| it.scope == SharedBy::Rank);
+    let mut config = claimed.clone();
+    // How much is computed again changes no bit.
+    config.retain(|name, _| {
+        !is_of_rank(name) && !LEFT_OUT.contains(&&**name) && !name.starts_with("recompute")
+    });
+    let (own, changed) = (given.settings.to_json(), given.settings.changed());
+    let is_given = |name: &str| changed.iter().any(|it| it == name);
+    if !given.as_logged {
+        refuse_paths(&config, is_given)?;
     }
-    let machine = given.machine.clone();
-    let device = match machine.device {
-        DeviceChoice::Auto if place.starts_with("cpu") => DeviceChoice::Cpu,
-        DeviceChoice::Auto => DeviceChoice::Cuda,
-        given => given,
-    };
-    let available = machine_available_bytes().map(|all| all as u64 / local_ranks as u64);
-    // In whole units, as it is printed.
-    let available = available.map(|bytes| MemorySize(bytes / 100_000_000 * 100_000_000));
-    // On a GPU the plan counts the GPU's memory.
-    let available = available.filter(|_| device == DeviceChoice::Cpu);
-    // The limit chooses these, which change no bit.
-    for setting in SETTINGS
-        .iter()
-        .filter(|it| it.name().starts_with("recompute"))
-    {
-        if setting.applies_to(&config.model) {
-            setting.reset(&mut config);
+    for (name, value) in own {
+        let is_taken = [&DATA[..], &READ, &["memory"]].concat().contains(&&*name);
+        if is_given(&name) && (is_taken || is_of_rank(&name)) {
+            config.insert(name, value);
         }
     }
+    let device = if place.starts_with("cpu") {
+        "cpu"
+    } else {
+        "cuda"
+    };
+    let device = config.entry("device").or_insert(device.into()).clone();
+    // On a GPU the plan counts the GPU's memory.
+    if let Some(bytes) = machine_available_bytes().filter(|_| device == "cpu") {
+        // In whole units, as it is printed.
+        let bytes = (bytes / local_ranks) as u64 / 100_000_000 * 100_000_000;
+        let memory = MemorySize(bytes).to_string();
+        config.entry("memory").or_insert(memory.into());
+    }
+    let config = Config::from_checkpoint(&config);
+    let config = config.map_err(|why| Error::Data(format!("the settings of the log: {why}")))?;
     Ok(Config {
         out: NOWHERE.into(),
-        device,
-        share_gpus: machine.share_gpus,
-        threads: machine.threads,
-        timeout_s: machine.timeout_s,
-        cache_dir: machine.cache_dir,
-        memory: machine.memory.or(available),
         graph: GraphChoice::Off,
         data_on_device: Resident::Off,
-        resume: Resume::Never,
         override_: true,
-        sample: None,
-        sample_held_out: 0,
-        trace: None,
         ..config
     })
+}
+
+/// Refuses paths that the log names and nobody else.
+fn refuse_paths(claimed: &Map<String, Value>, is_given: impl Fn(&str) -> bool) -> Result<()> {
+    let is_built_in = |text: &str| {
+        matches!(
+            text.parse(),
+            Ok(DataSpec::Glyphs(_) | DataSpec::Synthetic(_))
+        )
+    };
+    let is_path = |name: &str, text: &str| match name {
+        _ if DATA.contains(&name) => !is_built_in(text),
+        // A name of a column or an array is no path.
+        "labels" | "val-labels" => text.contains('/') || Path::new(text).exists(),
+        "lora" => text.contains("from="),
+        _ => READ.contains(&name),
+    };
+    let texts = claimed.iter().map(|(name, value)| (name, as_flag(value)));
+    let named = texts.filter(|(name, text)| !is_given(name) && is_path(name, text));
+    let named = named.map(|(name, text)| format!("{} {text}", SettingName(name)));
+    let named: Vec<String> = named.collect();
+    if named.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "verify: the log names {}, and nothing is read only because a log says so: {}; help: give \
+         your own, or {} if these are right here",
+        plural(named.len() as u64, "path"),
+        named.join(", "),
+        SettingName("as-logged")
+    )))
 }
 
 /// The settings that repeat steps from `from` on up to `to`, in a run that planned `planned` steps
@@ -98,80 +120,15 @@ pub(super) fn between(
     planned: Option<u64>,
     run: &Path,
 ) -> Config {
-    let (resume, out) = match from {
-        0 => (Resume::Never, settled.out.clone()),
-        _ => (Resume::From(checkpoint::folder(run, from)), run.into()),
-    };
-    let (steps, epochs) = match planned {
-        Some(planned) => (Some(planned.max(to)), None),
-        None => (settled.steps, settled.epochs),
-    };
-    Config {
-        steps,
-        epochs,
-        resume,
-        out,
-        ..settled.clone()
+    let mut config = settled.clone();
+    if from > 0 {
+        config.resume = Resume::From(checkpoint::folder(run, from));
+        config.out = run.into();
     }
-}
-
-/// Takes paths as they are given. Refuses others, unless they are confirmed.
-fn confirm(config: &mut Config, given: &Given) -> Result<()> {
-    let mut named: Vec<(&str, String)> = Vec::new();
-    let is_built_in =
-        |spec: &DataSpec| matches!(spec, DataSpec::Glyphs(_) | DataSpec::Synthetic(_));
-    match &given.data {
-        Some(data) => config.data = data.clone(),
-        None if is_built_in(&config.data) => {}
-        None => named.push((DATA.0, config.data.to_string())),
+    if let Some(planned) = planned {
+        (config.steps, config.epochs) = (Some(planned.max(to)), None);
     }
-    match (&given.val_data, &config.val_data) {
-        (Some(data), _) => config.val_data = Some(data.clone()),
-        (None, Some(data)) if !is_built_in(data) => named.push(("val-data", data.to_string())),
-        _ => {}
-    }
-    // A name of a column or an array is no path.
-    let is_path = |text: &str| text.contains('/') || Path::new(text).exists();
-    let labels = [
-        (LABELS.0, &given.labels, &mut config.labels),
-        ("val-labels", &given.val_labels, &mut config.val_labels),
-    ];
-    for (name, given, claimed) in labels {
-        match (given, &*claimed) {
-            (Some(_), _) => claimed.clone_from(given),
-            (None, Some(text)) if is_path(text) => named.push((name, text.clone())),
-            _ => {}
-        }
-    }
-    let shown = |path: &PathBuf| path.display().to_string();
-    let machine = &given.machine;
-    let paths = [
-        (INIT_FROM.0, &machine.init_from, &mut config.init_from),
-        ("tokenizer", &machine.tokenizer, &mut config.tokenizer),
-    ];
-    for (name, given, claimed) in paths {
-        match (given, &*claimed) {
-            (Some(_), _) => claimed.clone_from(given),
-            (None, Some(path)) => named.push((name, shown(path))),
-            _ => {}
-        }
-    }
-    let from = config.lora.iter().filter_map(|lora| lora.from.as_ref());
-    named.extend(from.map(|path| ("lora", format!("from={}", shown(path)))));
-    if named.is_empty() || given.as_logged {
-        return Ok(());
-    }
-    let all = named.iter();
-    let all: Vec<_> = all
-        .map(|(name, text)| format!("{} {text}", SettingName(name)))
-        .collect();
-    Err(Error::Usage(format!(
-        "verify: the log names {}, which are not read only because it says so: {}; help: give these \
-         as they are here, or {} if the log's own are right here",
-        plural(all.len() as u64, "path"),
-        all.join(", "),
-        SettingName("as-logged")
-    )))
+    config
 }
 
 #[cfg(test)]
@@ -179,14 +136,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::DeviceChoice;
 
-    fn of(claimed: Value, given: &Given) -> Result<Config> {
-        settled(
-            claimed.as_object().unwrap(),
-            given,
-            "cpu on a, 2 threads",
-            1,
-        )
+    fn of(claimed: &Value, given: &Given) -> Result<Config> {
+        let claimed = claimed.as_object().unwrap();
+        settled(claimed, given, "cpu on a, 2 threads", 1)
     }
 
     #[test]
@@ -197,7 +151,7 @@ mod tests {
             "trace": "2..4", "sample": "h", "threads": 64, "timeout-s": 1e5, "device": "cuda:7",
             "resume": "auto", "share-gpus": true, "progress": "always", "log-level": "debug",
         });
-        let error = of(claimed.clone(), &Given::default()).unwrap_err();
+        let error = of(&claimed, &Given::default()).unwrap_err();
         let text = error.to_string();
         for name in [
             "/etc/passwd",
@@ -211,40 +165,37 @@ mod tests {
                 "{name}: {text}"
             );
         }
-        let given = Given {
-            data: Some("mine.csv".parse().unwrap()),
-            val_data: Some("glyphs".parse().unwrap()),
-            labels: Some("y".into()),
-            machine: Config {
-                init_from: Some("w".into()),
-                tokenizer: Some("t".into()),
-                cache_dir: Some("mine".into()),
-                threads: Some(3),
-                ..Config::default()
-            },
-            ..Given::default()
-        };
-        let config = of(claimed, &given).unwrap();
         let own = Config {
             data: "mine.csv".parse().unwrap(),
-            val_data: given.val_data.clone(),
-            labels: given.labels.clone(),
+            val_data: Some("mine.csv".parse().unwrap()),
+            labels: Some("y".into()),
             init_from: Some("w".into()),
             tokenizer: Some("t".into()),
             cache_dir: Some("mine".into()),
             threads: Some(3),
+            ..Config::default()
+        };
+        let given = Given {
+            settings: own.clone(),
+            as_logged: false,
+        };
+        let config = of(&claimed, &given).unwrap();
+        let expected = Config {
             out: NOWHERE.into(),
             device: DeviceChoice::Cpu,
             memory: config.memory,
             graph: GraphChoice::Off,
             data_on_device: Resident::Off,
             override_: true,
-            ..Config::default()
+            ..own
         };
-        assert_eq!(config.to_json(), own.to_json());
+        assert_eq!(config.to_json(), expected.to_json());
         // A column's name is no path, and built-in data need no file.
         let built_in = json!({ "data": "glyphs", "labels": "digit" });
-        assert!(of(built_in, &Given::default()).is_ok());
-        assert_eq!(of(json!({ "out": 3 }), &given).unwrap_err().exit_code(), 65);
+        assert!(of(&built_in, &Given::default()).is_ok());
+        let lora = json!({ "data": "glyphs", "lora": "from=d" });
+        assert_eq!(of(&lora, &Given::default()).unwrap_err().exit_code(), 2);
+        let other = json!({ "data": "glyphs", "lr": "fast" });
+        assert_eq!(of(&other, &given).unwrap_err().exit_code(), 65);
     }
 }
