@@ -25,12 +25,12 @@ const CHANGES_MAX: usize = 12;
 /// Inspects the run in `out`.
 pub(super) fn found(out: &Path, lines: Option<u64>) -> Result<Inspected> {
     let log = out.join(EVENTS_FILE);
-    let head = head(&log, lines)?;
     let run = if log.exists() {
         Run::read_log(out, |_| true)?
     } else {
         Run::default()
     };
+    let head = head(&log, lines)?;
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
     if let Some(head) = &head {
