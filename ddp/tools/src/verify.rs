@@ -57,8 +57,9 @@ pub struct Request {
 }
 
 /// What was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Outcome {
+    #[default]
     #[serde(rename = "as claimed")]
     AsClaimed,
     #[serde(rename = "not as claimed")]
@@ -68,7 +69,7 @@ enum Outcome {
 }
 
 /// The verdict, as it is printed and written.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Verdict {
     verdict: Outcome,
     /// What is not as claimed, or why it cannot be told.
@@ -93,14 +94,6 @@ pub fn verify(request: &Request, make: MakeProgram, world: &World, say: Say<'_>)
     world.handshake(&[Field::must_match("the log", &*claims.head, help)])?;
     let verifier = Verifier::here(world, request.accepts_other)?;
     let mut verdict = Verdict {
-        verdict: Outcome::AsClaimed,
-        why: Vec::new(),
-        causes: Vec::new(),
-        notes: Vec::new(),
-        intervals: Vec::new(),
-        cannot_repeat: Vec::new(),
-        steps: 0,
-        steps_compared: 0,
         facts: json!({
             "run": request.run.to_string_lossy(),
             "lines": claims.lines,
@@ -111,6 +104,7 @@ pub fn verify(request: &Request, make: MakeProgram, world: &World, say: Say<'_>)
             "ranks": verifier.ranks,
             "first_difference": null,
         }),
+        ..Verdict::default()
     };
     let mut printed = |line: &str| {
         if request.as_json {
