@@ -217,7 +217,7 @@ fn what_is_changed_is_found_and_named() {
         ),
         (
             "--from 9",
-            |run| forge(run, 12, "optimizer-00002-of-00003.safetensors"),
+            |run| forge(run, 12, "optimizer-00000-of-00003.safetensors"),
             3,
             &[
                 "the checkpoint of step 12 differs first in exp_avg",
@@ -227,7 +227,7 @@ fn what_is_changed_is_found_and_named() {
         ),
         (
             "--from 9",
-            |run| forge(run, 9, "optimizer-00002-of-00003.safetensors"),
+            |run| forge(run, 9, "optimizer-00000-of-00003.safetensors"),
             3,
             &[
                 "the first difference is in the update of layer",

@@ -43,7 +43,7 @@ fn settings_that_name_files_are_not_followed() {
         (
             "data",
             "synthetic:classification,rows=1000000000000000000,features=4".into(),
-            4,
+            2,
         ),
         ("hidden", "16777216,16777216,16777216".into(), 4),
     ];
