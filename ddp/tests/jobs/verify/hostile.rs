@@ -45,7 +45,7 @@ fn settings_that_name_files_are_not_followed() {
             "synthetic:classification,rows=1000000000000000000,features=4".into(),
             2,
         ),
-        ("hidden", "16777216,16777216,16777216".into(), 4),
+        ("hidden", vec![16_777_216; 3].into(), 4),
     ];
     all_at_once(cases, |(name, value, expected)| {
         let folder = copy(plain());
