@@ -155,7 +155,7 @@ Examples:
 
 OUT/metrics.jsonl is the metrics log of a run, OUT/config.toml its settings, OUT/checkpoints/ its models.
 
-Exit codes: 0 done, 1 compared runs differ, 2 wrong flags, 65 bad data, 69 doctor found a problem,
+Exit codes: 0 done, 1 compared runs differ, 2 wrong flags, 3 not as claimed, 4 cannot be told (verify), 65 bad data, 69 doctor found a problem,
 70 internal error, 71 out of memory, 74 files, 75 stopped on request and saved,
 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice,
 143 SIGTERM to a command that does not train
@@ -240,7 +240,7 @@ fn completions(shell: clap_complete::Shell) -> String {
     let wrong = name.replace('-', "__subcmd__");
     let mut text = String::from_utf8_lossy(&bytes).replace(&wrong, &label);
     // Where a path stands it has nothing but flags: they would keep bash from completing files.
-    let with_paths = "compare export inspect report resume show-tokens tokenize watch";
+    let with_paths = "compare export inspect report resume show-tokens tokenize verify watch";
     for command in with_paths.split(' ') {
         let label = format!("{label}__subcmd__{command})\n");
         let files = "[[ ${cur} == -* || ${prev} == -* ]] || return 0\n";

@@ -5,6 +5,7 @@ pub(crate) mod layers;
 pub(crate) mod meant;
 mod taken;
 pub(crate) mod tools;
+pub(crate) mod verify;
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp_comm::{Field, Options, World};
-use ddp_tools::{compare, doctor, inspect, output, report, warm_up, watch};
+use ddp_tools::{compare, doctor, inspect, output, report, verify, warm_up, watch};
 
 use crate::about::{self, ProgramName};
 use crate::cli::{self, Command};
@@ -148,6 +148,9 @@ fn settings(command: Option<&Command>) -> Config {
     }
 }
 
+/// The program around a run whose steps are repeated.
+const MAKE: compare::MakeProgram = |config| Box::new(TrainProgram::new(config));
+
 fn run(command: Command, world: &World) -> Result<()> {
     ddp_engine::at_command(world.generation())?;
     // Ranks with different commands would wait for each other in different places. In an elastic
@@ -184,15 +187,15 @@ fn run(command: Command, world: &World) -> Result<()> {
         Command::Export(flags) => export::export(&flags, &mut say),
         Command::Tokenize(flags) => tokenize::tokenize(&flags, world, &mut say),
         Command::ShowTokens(flags) => show_tokens::show_tokens(&flags, world, &mut say),
-        Command::Inspect(it) => inspect::inspect(&it.path, it.json, &mut say),
+        Command::Inspect(it) => inspect::inspect(&it.path, it.lines, it.json, &mut say),
         Command::Report(it) => {
             report::report(&it.folders, it.out.as_deref(), it.svg.as_deref(), &mut say)
         }
         Command::Compare(it) => {
-            let make: compare::MakeProgram = |config| Box::new(TrainProgram::new(config));
-            let replay = it.replay.then_some(make);
+            let replay = it.replay.then_some(MAKE);
             compare::compare([&it.first, &it.second], replay, it.json, world, &mut say)
         }
+        Command::Verify(flags) => verify::verify(&flags.request(), MAKE, world, &mut say),
         Command::Watch(flags) => watch::watch(&flags.folder, world, &mut say),
         Command::Doctor(it) => doctor::examine(&it.out, it.quick, it.json, world, &mut say),
         Command::WarmUp(it) => warm_up::warm_up(&it.architectures, &mut say),

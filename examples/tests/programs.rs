@@ -156,6 +156,8 @@ fn a_program_with_its_own_family_has_every_command_and_resumes_after_a_kill() {
     ]);
     assert!(eval.contains("accuracy"), "{eval}");
     assert!(say(&["inspect", out]).contains("my-train"));
+    let verified = say(&["verify", out, "--from", "200", "--ranks", "2"]);
+    assert!(verified.contains("as claimed: 100 steps"), "{verified}");
     let help = say(&["--help"]);
     assert!(
         help.contains("--depth <N>") && help.contains("my-train --ranks 2"),

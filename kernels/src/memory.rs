@@ -13,6 +13,7 @@ mod pinned;
 mod pool;
 
 pub(crate) use gpu::free_deferred;
+pub use host::machine_available_bytes;
 pub use pool::MemoryStats;
 
 use std::num::NonZero;

@@ -25,6 +25,12 @@ pub trait Dataset: Debug + Send + Sync {
     /// `sampled_hash`.
     fn fingerprint(&self) -> Result<String>;
 
+    /// The BLAKE3 of the contents, which nobody can make other data for: what the metrics log of a
+    /// run claims. The default is that of the fingerprint, for rows that this determines.
+    fn blake3(&self) -> Result<String> {
+        content_blake3(self, "")
+    }
+
     /// Writes the given rows one after another into host memory: `inputs` (R, the shape of a row's
     /// inputs) and `targets` (R, the shape of a row's targets), each of its spec's dtype.
     ///
@@ -81,6 +87,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn fingerprint(&self) -> Result<String> {
         (**self).fingerprint()
+    }
+
+    fn blake3(&self) -> Result<String> {
+        (**self).blake3()
     }
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
@@ -153,6 +163,12 @@ pub fn read_rows(dataset: &dyn Dataset, rows: &[u64]) -> Result<[Tensor; 2]> {
     let [inputs, targets] = [made(&spec.inputs)?, made(&spec.targets)?];
     dataset.gather(rows, &inputs, &targets)?;
     Ok([inputs, targets])
+}
+
+/// The BLAKE3 of a fingerprint and of what else identifies the contents.
+pub(crate) fn content_blake3<D: Dataset + ?Sized>(dataset: &D, contents: &str) -> Result<String> {
+    let text = format!("{}\n{contents}", dataset.fingerprint()?);
+    Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
 /// Rows that `sampled_hash` reads.
@@ -252,6 +268,7 @@ pub struct InMemory {
     targets: Tensor,
     spec: RowSpec,
     fingerprint: String,
+    contents: String,
 }
 
 impl InMemory {
@@ -317,12 +334,17 @@ impl InMemory {
                 check_all(what, tensor, format!("a class, in {range:?}"), is_class)?;
             }
         }
-        let mut hash = XxHash3_64::new();
+        let (mut hash, mut contents) = (XxHash3_64::new(), blake3::Hasher::new());
         for tensor in [&inputs, &targets] {
-            tensor.with_bytes("fingerprint", Location::caller(), |bytes| hash.write(bytes))?;
+            let update = |bytes: &[u8]| {
+                contents.update(bytes);
+                hash.write(bytes);
+            };
+            tensor.with_bytes("fingerprint", Location::caller(), update)?;
         }
         let hash = hash.finish();
         Ok(InMemory {
+            contents: contents.finalize().to_hex().to_string(),
             fingerprint: format!(
                 "in memory: {rows} rows of {inputs_spec} with {targets_spec}, {task}, {hash:016x}"
             ),
@@ -385,6 +407,10 @@ impl Dataset for InMemory {
 
     fn fingerprint(&self) -> Result<String> {
         Ok(self.fingerprint.clone())
+    }
+
+    fn blake3(&self) -> Result<String> {
+        content_blake3(self, &self.contents)
     }
 
     fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {

@@ -34,6 +34,8 @@ pub(crate) struct Facts {
     pub(crate) has_unread_features: bool,
     /// A hash of labels and features, if they were read.
     pub(crate) content: Option<String>,
+    /// The BLAKE3 of the same.
+    pub(crate) blake3: String,
 }
 
 /// Reads all labels and features, and compares their content between ranks with different files.
@@ -233,6 +235,8 @@ impl Scan<'_> {
         let hashes = [facts.labels.hash, found.hash].map(u64::to_le_bytes);
         let hash = XxHash3_64::oneshot(hashes.as_flattened());
         facts.content = Some(format!("{hash:016x}{part}"));
+        let contents = format!("{} {}", facts.labels.blake3, found.blake3);
+        facts.blake3 = blake3::hash(contents.as_bytes()).to_hex().to_string();
         facts.has_unread_features = needs_moments && !found.is_complete;
         facts.features = needs_moments.then_some(found);
         Ok(())

@@ -9,7 +9,7 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::{Device, Tensor, memory, ops};
 use twox_hash::XxHash3_64;
 
-use crate::dataset::{Dataset, NoRows, RowSpec, check_gather, sampled_hash};
+use crate::dataset::{Dataset, NoRows, RowSpec, check_gather, content_blake3, sampled_hash};
 use crate::error::{Error, Result, bail};
 use crate::facts::Facts;
 use crate::features::{Normalization, Scaling};
@@ -150,6 +150,10 @@ impl Dataset for FileData {
             XxHash3_64::oneshot(&counts) ^ names,
             sampled_hash(self)?
         ))
+    }
+
+    fn blake3(&self) -> Result<String> {
+        content_blake3(self, &self.facts.blake3)
     }
 
     fn check_unchanged(&self) -> Result<()> {

@@ -59,6 +59,8 @@ pub(crate) struct Found {
     pub(crate) bad: Option<(u64, u64)>,
     /// The sum of the hashes of all blocks; of those up to a bad one in each segment.
     pub(crate) hash: u64,
+    /// The BLAKE3 of each segment, one after another.
+    pub(crate) blake3: String,
     /// Whether every row was read.
     pub(crate) is_complete: bool,
 }
@@ -70,6 +72,7 @@ impl Found {
             moments: Moments::none(width),
             bad: None,
             hash: 0,
+            blake3: String::new(),
             is_complete: true,
         }
     }
@@ -141,6 +144,7 @@ pub(crate) fn features(
         total.moments.merge(&segment.moments);
         total.bad = total.bad.or(segment.bad);
         total.hash = total.hash.wrapping_add(segment.hash);
+        total.blake3 += &segment.blake3;
     }
     Ok(total)
 }
@@ -152,14 +156,17 @@ fn read_segment(
     is_trained_on: IsTrainedOn<'_>,
     segment: u64,
 ) -> Result<Found> {
-    let mut total = Found::none(width);
+    let (mut total, mut contents) = (Found::none(width), blake3::Hasher::new());
     // A tensor, because it lends its bytes.
     let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
         heartbeat::beat(Work::ReadsData);
         let count = (block.end - block.start) as usize * width;
         x.with_slice_mut(|x: &mut [f32]| read(block.start, &mut x[..count]))??;
-        let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(block.start, &bytes[..4 * count]);
+        let hash = |bytes: &[u8]| {
+            contents.update(&bytes[..4 * count]);
+            XxHash3_64::oneshot_with_seed(block.start, &bytes[..4 * count])
+        };
         let hash = x.with_bytes("hash", Location::caller(), hash)?;
         total.hash = total.hash.wrapping_add(hash);
         x.with_slice_mut(|x: &mut [f32]| {
@@ -177,6 +184,7 @@ fn read_segment(
             break;
         }
     }
+    total.blake3 = contents.finalize().to_hex().to_string();
     Ok(total)
 }
 
@@ -263,6 +271,8 @@ pub(crate) struct LabelsFound {
     pub(crate) one_hot: u64,
     /// The sum of the hashes of all blocks.
     pub(crate) hash: u64,
+    /// The BLAKE3 of each segment, one after another.
+    pub(crate) blake3: String,
     /// Why the first wrong label is wrong.
     pub(crate) bad: Option<String>,
 }
@@ -285,6 +295,7 @@ impl LabelsFound {
         self.fractions += later.fractions;
         self.one_hot += later.one_hot;
         self.hash = self.hash.wrapping_add(later.hash);
+        self.blake3 += &later.blake3;
         self.bad = self.bad.take().or(later.bad);
     }
 
@@ -298,6 +309,7 @@ impl LabelsFound {
         let bytes: Vec<u8> = numbers.flatten().collect();
         let hash = XxHash3_64::oneshot_with_seed(first, &bytes);
         self.hash = self.hash.wrapping_add(hash);
+        self.blake3 += &blake3::hash(&bytes).to_hex();
     }
 }
 
@@ -325,6 +337,7 @@ pub(crate) fn labels(
                 read_values(labels, block, &mut found)?
             }
         }
+        found.blake3 = blake3::hash(found.blake3.as_bytes()).to_hex().to_string();
         Ok(found)
     };
     merged(segments, ranks, read, LabelsFound::merge)
@@ -387,13 +400,15 @@ fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Re
 /// Tokens read at a time.
 const BLOCK_TOKENS: u64 = 1 << 16;
 /// What was found in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TokensFound {
     pub(crate) largest: u64,
     /// The file and the position in it of the first token that is refused.
     pub(crate) bad: Option<(u64, u64)>,
     /// The sum of the hashes of all blocks; of those up to a bad one in each segment.
     pub(crate) hash: u64,
+    /// The BLAKE3 of each segment, one after another.
+    pub(crate) blake3: String,
 }
 
 impl TokensFound {
@@ -402,6 +417,7 @@ impl TokensFound {
         self.largest = self.largest.max(later.largest);
         self.bad = self.bad.or(later.bad);
         self.hash = self.hash.wrapping_add(later.hash);
+        self.blake3 += &later.blake3;
     }
 }
 
@@ -415,7 +431,7 @@ pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<T
     let all = 0..blocks[files.len()];
     let segments = SEGMENTS.min(all.end);
     let read = |segment| {
-        let mut found = TokensFound::default();
+        let (mut found, mut contents) = (TokensFound::default(), blake3::Hasher::new());
         // A tensor, because it lends its bytes.
         let block = Tensor::zeros(&[BLOCK_TOKENS as usize], DType::I64, Device::Cpu)?;
         for number in share(&all, segment as usize, segments as usize) {
@@ -436,13 +452,17 @@ pub(crate) fn tokens(files: &[Array], bound: u64, ranks: &dyn Ranks) -> Result<T
                 }
                 Ok::<_, Error>(())
             })??;
-            let hash = |bytes: &[u8]| XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count]);
+            let hash = |bytes: &[u8]| {
+                contents.update(&bytes[..8 * count]);
+                XxHash3_64::oneshot_with_seed(number, &bytes[..8 * count])
+            };
             let hash = block.with_bytes("hash", Location::caller(), hash)?;
             found.hash = found.hash.wrapping_add(hash);
             if found.bad.is_some() {
                 break;
             }
         }
+        found.blake3 = contents.finalize().to_hex().to_string();
         Ok(found)
     };
     merged(segments, ranks, read, TokensFound::merge)

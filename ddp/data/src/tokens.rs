@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::{DType, Tensor};
 
-use crate::dataset::{Dataset, RowSpec, check_gather, each_row};
+use crate::dataset::{Dataset, RowSpec, check_gather, content_blake3, each_row};
 use crate::error::{Result, bail, ensure};
 use crate::file_rows::ChangeWatch;
 use crate::files::{Array, Coding, TokenFile, open_tokens};
@@ -143,8 +143,8 @@ pub(crate) struct TokenWindows {
     /// Which of all windows these are.
     pub(crate) range: Range<u64>,
     spec: RowSpec,
-    /// A hash of all tokens.
-    content: u64,
+    /// A hash of all tokens, and its BLAKE3.
+    content: (u64, String),
     watch: Arc<ChangeWatch>,
 }
 
@@ -152,7 +152,7 @@ impl TokenWindows {
     /// The windows `range` of files with this content.
     pub(crate) fn new(
         files: Arc<TokenFiles>,
-        content: u64,
+        content: (u64, String),
         context: usize,
         range: Range<u64>,
         task: TaskSpec,
@@ -215,8 +215,12 @@ impl Dataset for TokenWindows {
             self.firsts[self.files.arrays.len()],
             self.spec.inputs.elements(),
             self.spec.task,
-            self.content
+            self.content.0
         ))
+    }
+
+    fn blake3(&self) -> Result<String> {
+        content_blake3(self, &self.content.1)
     }
 
     fn check_unchanged(&self) -> Result<()> {

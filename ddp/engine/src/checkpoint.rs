@@ -12,6 +12,7 @@
 //! continues. A checkpoint is used only after all its bytes are checked, and no claim of a header
 //! is trusted for an allocation.
 
+mod difference;
 mod files;
 mod find;
 mod folders;
@@ -25,6 +26,7 @@ mod state;
 mod tensors;
 mod writer;
 
+pub(crate) use self::difference::differences;
 pub(crate) use self::files::ReadFrom;
 pub use self::files::{damaged, unreadable, with_help};
 pub use self::find::{Chosen, best, is_gone, newest, open_together};
@@ -32,6 +34,7 @@ pub use self::folders::{
     CHECKPOINTS, MODEL_FILE, STATE_FILE, folder, is_checkpoint, newest_folder,
 };
 pub(crate) use self::folders::{MANIFEST_FILE, clear_up, put_aside, put_aside_after};
+pub(crate) use self::manifest::manifest_blake3;
 pub use self::manifest::{FileEntry, Opened, open};
 pub(crate) use self::model::{Foreign, fill, header_of, initial, load_initial, refuse, text_of};
 pub use self::model::{load_model, load_opened, write_model};

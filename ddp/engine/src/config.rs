@@ -55,7 +55,7 @@ impl Config {
     }
 
     /// The names of settings that are not at their default.
-    pub(crate) fn changed(&self) -> Vec<String> {
+    pub fn changed(&self) -> Vec<String> {
         let defaults = Config::default().to_json();
         let given = self.to_json().into_iter();
         let changed = given.filter(|(name, value)| defaults.get(name) != Some(value));

@@ -53,6 +53,12 @@ pub enum Error {
     /// Two runs that were compared are not the same.
     #[error("{0}")]
     Parted(String),
+    /// A run is not as its log claims.
+    #[error("{0}")]
+    NotAsClaimed(String),
+    /// Whether a run is as its log claims cannot be told here.
+    #[error("{0}")]
+    Untold(String),
     /// An error that happened on another rank.
     #[error(transparent)]
     Remote(#[from] RemoteError),
@@ -124,6 +130,10 @@ impl From<Error> for ddp_data::Error {
     }
 }
 
+/// The exit codes of `verify`, besides 0.
+const EXIT_NOT_AS_CLAIMED: u8 = 3;
+const EXIT_UNTOLD: u8 = 4;
+
 /// The exit code of a run that was asked to stop, and can be resumed.
 pub(crate) const EXIT_STOPPED: u8 = 75;
 
@@ -181,6 +191,8 @@ impl Error {
         match self {
             Error::Usage(_) | Error::Setting { .. } => 2,
             Error::Parted(_) => 1,
+            Error::NotAsClaimed(_) => EXIT_NOT_AS_CLAIMED,
+            Error::Untold(_) => EXIT_UNTOLD,
             Error::Data(_) | Error::OtherVersion(_) => 65,
             Error::Limit(_) => 71,
             Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
@@ -212,8 +224,8 @@ impl Error {
     pub fn reporter(&self) -> Option<usize> {
         match self {
             Error::Remote(error) => Some(error.rank),
-            // All ranks stop after the same step.
-            Error::Stopped(_) => Some(0),
+            // All ranks have it.
+            Error::Stopped(_) | Error::NotAsClaimed(_) | Error::Untold(_) => Some(0),
             Error::Comm(error) => error.reporter(),
             _ => None,
         }

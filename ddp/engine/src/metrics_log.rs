@@ -4,17 +4,20 @@
 //! Rank 0 writes it. A line is written whole or not at all: a full disk does not damage earlier
 //! lines. Non-finite numbers are `null`. Only the first line, the last one, those of a resume
 //! and of lost ranks have wall-clock times. When a run is resumed, lines after the checkpoint are
-//! removed (`metrics_log/cut.rs`).
+//! removed (`metrics_log/cut.rs`); the log says what they were, so that a published hash of its
+//! lines, its head, can still be checked (`metrics_log/head.rs`).
 
 mod cut;
 mod events;
+mod head;
 
 pub(crate) use self::cut::{LockedLog, checkpoints, has_ended_well, is_of_job};
 pub(crate) use self::events::DONE;
 pub use self::events::{
-    EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome, SampleEvent,
-    SampleText, StartEvent, StartWorld, StepEvent,
+    Contents, EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome,
+    SampleEvent, SampleText, StartEvent, StartWorld, StepEvent,
 };
+pub use self::head::{FoundHead, Head, find_head, head_of};
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,6 +29,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use ddp_kernels::files as disk;
 use serde::Deserialize;
 
+use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::setting::{OUT, RESUME};
 
@@ -131,9 +135,14 @@ impl MetricsLog {
     /// Writes that the checkpoint of step `step` is durable.
     pub(crate) fn write_checkpoint(&mut self, step: u64, folder: &Path) -> Result<()> {
         let out = self.path.parent().unwrap_or(Path::new(""));
+        let manifest_blake3 = checkpoint::manifest_blake3(folder);
         let folder = folder.strip_prefix(out).unwrap_or(folder);
         let folder = &folder.to_string_lossy();
-        self.write(&LogEvent::Checkpoint { step, folder })
+        self.write(&LogEvent::Checkpoint {
+            step,
+            folder,
+            manifest_blake3,
+        })
     }
 
     fn write_line(&mut self, mut line: String) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::flags::bench::Bench;
 use crate::flags::tools::{
     self, CompareFlags, DoctorFlags, InspectFlags, ReportFlags, WarmUpFlags, WatchFlags,
 };
+use crate::flags::verify::{self, VerifyFlags};
 use crate::flags::{PlaceFlags, RankFlags};
 use crate::show_tokens::{self, ShowTokensFlags};
 use crate::tokenize::{self, TokenizeFlags};
@@ -49,6 +50,9 @@ pub(crate) enum Command {
     /// Find the first step and layer in which two runs differ
     #[command(after_help = tools::COMPARE_EXAMPLES, max_term_width = 120)]
     Compare(CompareFlags),
+    /// Repeat steps of a run that somebody else trained, and check what it claims
+    #[command(after_help = verify::EXAMPLES, max_term_width = 120)]
+    Verify(Box<VerifyFlags>),
     /// Show a run live in the terminal
     #[command(after_help = tools::WATCH_EXAMPLES, max_term_width = 120)]
     Watch(WatchFlags),
@@ -83,6 +87,7 @@ impl Command {
         match self {
             Command::Eval(flags) => Some(&flags.using.ranks),
             Command::Predict(flags) => Some(&flags.using.ranks),
+            Command::Verify(flags) => Some(&flags.ranks),
             Command::Bench(bench) => Some(&bench.common().ranks),
             _ => None,
         }
@@ -120,6 +125,7 @@ impl Command {
             Command::Inspect(_) => "inspect",
             Command::Report(_) => "report",
             Command::Compare(_) => "compare",
+            Command::Verify(_) => "verify",
             Command::Watch(_) => "watch",
             Command::Doctor(_) => "doctor",
             Command::WarmUp(_) => "warm-up",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ddp_tools::warm_up::GpuArchitecture;
 
-use super::{PlaceFlags, number};
+use super::{PlaceFlags, number, whole};
 use crate::config::TIMEOUT_S;
 
 /// Printed after the help of `report`.
@@ -48,6 +48,7 @@ pub(crate) struct WatchFlags {
 pub(crate) const INSPECT_EXAMPLES: &str = "\
 Examples:
   ddp-train inspect out                                   a run: how it ended, its checkpoints
+  ddp-train inspect out --lines 40                        the head that its log had at line 40
   ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
   ddp-train inspect out/checkpoints/step-00000785/model.safetensors
 
@@ -59,6 +60,9 @@ pub(crate) struct InspectFlags {
     /// A run's folder, a checkpoint or a model file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
+    /// Of a run: the head of the first N lines of its log [default: of all]
+    #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX), allow_negative_numbers = true)]
+    pub lines: Option<u64>,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -52,15 +52,11 @@ fn each_checkpoint_is_on_record_once_and_in_its_folder() {
         .collect();
     assert_eq!(steps, [3.0, 6.0, 9.0, 10.0]);
     for event in log.all("checkpoint") {
-        assert_eq!(fields(event).join(" "), "event step folder");
-        assert!(
-            folder
-                .out()
-                .join(event["folder"].as_str().unwrap())
-                .join("manifest.json")
-                .exists(),
-            "{event}"
-        );
+        assert_eq!(fields(event).join(" "), "event step folder manifest_blake3");
+        let of_event = folder.out().join(event["folder"].as_str().unwrap());
+        let manifest = std::fs::read(of_event.join("manifest.json")).unwrap();
+        let manifest = blake3::hash(&manifest).to_hex();
+        assert_eq!(event["manifest_blake3"], manifest.as_str(), "{event}");
     }
 }
 
@@ -94,7 +90,7 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
 #[test]
 fn every_event_has_exactly_its_fields() {
     let log = two_epochs();
-    let start = "event time_unix_s config changed versions devices world data fingerprint held_out_fingerprint parameters steps steps_per_epoch initial_weights";
+    let start = "event time_unix_s config changed versions devices world data fingerprint held_out_fingerprint data_blake3 held_out_blake3 program_blake3 parameters steps steps_per_epoch initial_weights";
     let step = "event step epoch loss accuracy lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms digests";
     let end = "event time_unix_s outcome reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
     for event in &log.0 {
@@ -103,7 +99,7 @@ fn every_event_has_exactly_its_fields() {
             "step" => step,
             "eval" => "event step loss accuracy",
             "confusion" => "event step names rows predicted right counts mistakes",
-            "checkpoint" => "event step folder",
+            "checkpoint" => "event step folder manifest_blake3",
             "placement" => "event steps simulated ranks differences hints",
             _ => end,
         };

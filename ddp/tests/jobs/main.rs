@@ -57,5 +57,6 @@ mod tokenize;
 mod trace;
 mod truth;
 mod using;
+mod verify;
 mod vit;
 mod waits;

@@ -14,8 +14,10 @@ use ddp_kernels::setting::SettingName;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::logged::{Logged, Steps, differences};
-use self::part::{Parting, apart_text, common, parting};
+pub(crate) use self::logged::{Logged, LoggedStep};
+use self::logged::{Steps, differences};
+pub(crate) use self::part::{Parting, parting_in};
+use self::part::{apart_text, common, parting};
 pub use self::replay::MakeProgram;
 use crate::error::{Error, Result};
 use crate::output::Say;

@@ -18,9 +18,10 @@ use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
 use crate::setting::DATA;
 
-/// Prints what is in a file or folder.
-pub fn inspect(path: &Path, as_json: bool, say: Say<'_>) -> Result<()> {
-    let Inspected(sheet, json, problem) = find(path)?;
+/// Prints what is in a file or folder; of a run with the head of the first `lines` lines of its
+/// log, else of all.
+pub fn inspect(path: &Path, lines: Option<u64>, as_json: bool, say: Say<'_>) -> Result<()> {
+    let Inspected(sheet, json, problem) = find(path, lines)?;
     if as_json {
         say(&json)?
     } else {
@@ -29,12 +30,12 @@ pub fn inspect(path: &Path, as_json: bool, say: Say<'_>) -> Result<()> {
     problem.map_or(Ok(()), Err)
 }
 
-fn find(path: &Path) -> Result<Inspected> {
+fn find(path: &Path, lines: Option<u64>) -> Result<Inspected> {
     if path.is_dir() && is_checkpoint(path) {
         return checkpoint::found(path);
     }
     if path.join(EVENTS_FILE).exists() || path.join("checkpoints").is_dir() {
-        return run::found(path);
+        return run::found(path, lines);
     }
     if path.extension().is_some_and(|it| it == "safetensors") {
         return model::found(path);

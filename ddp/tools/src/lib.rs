@@ -1,5 +1,5 @@
 //! Tools that look at runs, models and machines and train nothing: the report, `watch`, `inspect`,
-//! `compare`, `doctor`, `bench`, `warm-up`, and curves for TensorBoard.
+//! `compare`, `verify`, `doctor`, `bench`, `warm-up`, and curves for TensorBoard.
 //!
 //! Each command is a function that prints lines with `Say`; its flags belong to the program.
 //! `metrics.rs` reads what a run has logged.
@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod output;
 pub mod report;
 pub mod tensorboard;
+pub mod verify;
 pub mod warm_up;
 pub mod watch;
 

@@ -43,6 +43,8 @@ pub(crate) struct Run {
     pub(crate) ranks: Vec<(u64, u64)>,
     /// The steps after which a checkpoint was saved.
     pub(crate) checkpoints: Vec<u64>,
+    /// By step, the BLAKE3 of the manifest of its checkpoint.
+    pub(crate) manifests: BTreeMap<u64, String>,
     pub(crate) placement: Option<Audit>,
     pub(crate) confusion: Option<Confusion>,
     /// The last event of each name. Without `end` the run is still running or was killed.
@@ -219,7 +221,13 @@ impl Run {
                 self.ranks.push((change.step, change.ranks as u64));
                 self.changes.push(change);
             }
-            "checkpoint" => self.checkpoints.push(step()?),
+            "checkpoint" => {
+                self.checkpoints.push(step()?);
+                // Version 0.8 and older did not say it.
+                let manifest = event["manifest_blake3"].as_str();
+                self.manifests
+                    .extend(manifest.map(|it| (step().unwrap_or(0), it.into())));
+            }
             "placement" => self.placement = Some(Audit::deserialize(&event)?),
             "confusion" => {
                 let confusion = Confusion::deserialize(&event)?;

@@ -175,7 +175,7 @@ fn resident_bytes() -> Option<usize> {
 }
 
 /// What the machine, or this process's container, can still give. None where it does not say.
-fn machine_available_bytes() -> Option<usize> {
+pub fn machine_available_bytes() -> Option<usize> {
     let machine = number_after("/proc/meminfo", "MemAvailable:").map(|kib| 1024 * kib);
     // A container counts its page cache as used, though the kernel would give it up.
     let cache_bytes = number_after("/sys/fs/cgroup/memory.stat", "inactive_file ").unwrap_or(0);

@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Tensor};
 
 use super::convert::{ChatFile, Document, TRAINED};
 use super::pack::best_fit;
-use crate::dataset::{Dataset, IGNORED, RowSpec, check_gather, each_row};
+use crate::dataset::{Dataset, IGNORED, RowSpec, check_gather, content_blake3, each_row};
 use crate::error::Result;
 use crate::file_rows::ChangeWatch;
 use crate::task::{TaskSpec, TensorSpec};
@@ -24,6 +24,8 @@ pub(crate) struct ChatRows {
     spec: RowSpec,
     /// What identifies the rows besides their sizes.
     content: String,
+    /// The BLAKE3 of all tokens.
+    blake3: String,
     padding: u32,
     is_packed: bool,
     shortens: bool,
@@ -37,7 +39,7 @@ impl ChatRows {
         mut documents: Vec<Document>,
         context: usize,
         task: TaskSpec,
-        (content, padding): (String, u32),
+        ([content, blake3], padding): ([String; 2], u32),
         shortens: bool,
     ) -> ChatRows {
         let is_packed = matches!(task, TaskSpec::NextToken { packed: true, .. });
@@ -73,6 +75,7 @@ impl ChatRows {
                 image: Vec::new(),
             },
             content,
+            blake3,
             padding,
             is_packed,
             shortens: shortens && !is_packed,
@@ -148,6 +151,10 @@ impl Dataset for ChatRows {
             self.spec.task,
             self.content
         ))
+    }
+
+    fn blake3(&self) -> Result<String> {
+        content_blake3(self, &self.blake3)
     }
 
     fn check_unchanged(&self) -> Result<()> {

@@ -15,6 +15,7 @@ use crate::ranks::{Ranks, agree, in_turn, must_be_alike};
 use crate::request::{Data, DataRequest};
 use crate::resolve::files;
 use crate::sampler::Split;
+use crate::scan;
 use crate::setting::{CONTEXT, DATA, INIT_FROM, TOKENIZER, VAL_DATA};
 use crate::tables::Tables;
 use crate::task::{LossOn, TaskSpec, TokenizerId};
@@ -35,6 +36,8 @@ struct Conversations {
     documents: Vec<Document>,
     /// Identifies their tokens.
     content: String,
+    /// The BLAKE3 of the same.
+    blake3: String,
 }
 
 /// Rows to train on or to use a model on, and rows to evaluate on.
@@ -161,10 +164,18 @@ impl ChatRequest<'_> {
             ("the content of the tokens", content.clone()),
         ];
         must_be_alike(self.ranks, &format!("{setting} {path}"), &values)?;
+        let codes: Vec<_> = all.iter().map(|file| file.codes.clone()).collect();
+        let found = scan::tokens(&codes, u64::MAX, self.ranks)?;
+        let mut contents = blake3::Hasher::new();
+        contents.update(found.blake3.as_bytes());
+        for document in &documents {
+            contents.update(&(document.tokens as u64).to_le_bytes());
+        }
         let conversations = Conversations {
             files: all.into(),
             documents,
             content,
+            blake3: contents.finalize().to_hex().to_string(),
         };
         self.check(&conversations, setting)?;
         Ok(conversations)
@@ -252,7 +263,7 @@ impl ChatRequest<'_> {
             documents,
             self.context,
             self.task.clone(),
-            (content, padding),
+            ([content, all.blake3.clone()], padding),
             self.request.shortens,
         )
     }

@@ -37,8 +37,8 @@ pub(super) struct TokenSummary {
     pub(super) vocabulary: usize,
     /// Whether it follows from the largest token.
     pub(super) is_vocabulary_guessed: bool,
-    /// A hash of all tokens, and of where files are cut.
-    pub(super) content: u64,
+    /// A hash of all tokens, and of where files are cut; and the BLAKE3 of the same.
+    pub(super) content: (u64, String),
     /// How many tokens a window has.
     pub(super) context: usize,
     /// How many windows there are.
@@ -65,7 +65,7 @@ pub(super) fn prepare(request: &DataRequest, spec: &TokensSpec, ranks: &dyn Rank
     }
     let training = training_windows(request, summary.windows)?;
     let rest = training.end..summary.windows;
-    let train = TokenWindows::new(files, summary.content, context, training, task)?;
+    let train = TokenWindows::new(files, summary.content.clone(), context, training, task)?;
     let held_out: Arc<dyn Dataset> = match &request.val_data {
         Some(spec) => Arc::new(open_val(request, spec, &train, ranks)?),
         None if rest.is_empty() => Arc::new(NoRows(train.spec().clone())),
@@ -160,7 +160,13 @@ fn open_val(
         );
     }
     let all = 0..summary.windows;
-    TokenWindows::new(files, summary.content, context, all, train.task().clone())
+    TokenWindows::new(
+        files,
+        summary.content.clone(),
+        context,
+        all,
+        train.task().clone(),
+    )
 }
 
 /// Opens files on one rank of a host first, and reads all of their tokens.
@@ -227,6 +233,8 @@ pub(super) fn read(
     let lengths = || arrays.iter().map(Array::rows);
     let words = [found.hash].into_iter().chain(lengths());
     let words: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    let contents = format!("{:?} {}", Vec::from_iter(lengths()), found.blake3);
+    let contents = blake3::hash(contents.as_bytes());
     let each = |of: fn(u64, u64) -> u64| lengths().map(|all| of(all - 1, context as u64)).sum();
     Ok(TokenSummary {
         coding: files.kind.clone(),
@@ -235,7 +243,7 @@ pub(super) fn read(
         largest: found.largest,
         vocabulary: below.unwrap_or(found.largest as usize + 1),
         is_vocabulary_guessed: below.is_none(),
-        content: XxHash3_64::oneshot(&words),
+        content: (XxHash3_64::oneshot(&words), contents.to_hex().to_string()),
         context,
         windows: each(|targets, context| targets / context),
         dropped: each(|targets, context| targets % context),

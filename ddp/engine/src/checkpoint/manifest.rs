@@ -64,7 +64,7 @@ pub struct Opened {
     /// Its files, without the manifest.
     pub files: Vec<FileEntry>,
     /// The BLAKE3 of its manifest: folders with the same one hold the same bytes.
-    pub(crate) manifest_blake3: String,
+    pub manifest_blake3: String,
     /// The file that was checked. It stays open even if the folder is removed. None if the folder
     /// is of another program.
     pub(super) model: Option<Arc<File>>,
@@ -190,6 +190,12 @@ impl Manifest {
 /// The checkpoint in `folder`, every byte of it checked.
 pub fn open(folder: &Path) -> Result<Opened> {
     open_reading(folder, |_| true)
+}
+
+/// The BLAKE3 of the manifest of the checkpoint in `folder`, if it can be read.
+pub(crate) fn manifest_blake3(folder: &Path) -> Option<String> {
+    let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX).ok()?;
+    Some(blake3::hash(&bytes).to_hex().to_string())
 }
 
 /// As `open`, but reads only the files whose place in the manifest `is_read` accepts; other ranks

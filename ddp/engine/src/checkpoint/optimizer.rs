@@ -42,6 +42,18 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// The parameter, the name of its moment, and the part of it.
+    pub(super) fn place(&self) -> (&str, &str, Range<usize>) {
+        let Named {
+            parameter,
+            moment,
+            start,
+            length,
+            ..
+        } = &self.named;
+        (parameter, moment, *start..start + length)
+    }
+
     /// This rank's part of the moments of a model.
     pub(super) fn of(step: &Step) -> Vec<Outgoing> {
         let (mut all, mut before) = (Vec::new(), 0);

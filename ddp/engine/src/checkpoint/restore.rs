@@ -13,7 +13,6 @@ use super::tensors::{FileDType, read_into};
 use crate::error::{Error, Result};
 use crate::setting::{FREEZE, MOMENTUM, OPTIMIZER};
 use crate::step::{Stage, Step};
-use ddp_nn::optim::Piece;
 use ddp_nn::params::Params;
 
 /// Loads values and moments into `step`. Changes nothing if they do not fit. All ranks call it
@@ -82,11 +81,7 @@ pub(super) fn parts(step: &Step) -> Result<Vec<&Params>> {
 
 fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
     let (params, optimizer) = (&stage.model().params, stage.optimizer());
-    let mut reader = MomentsReader {
-        saved,
-        open: None,
-        bytes: Vec::new(),
-    };
+    let mut reader = MomentsReader::new(saved);
     for (name, moment) in optimizer.all_moments() {
         read_into(moment, "the optimizer's moments", usize::MAX, |values| {
             let all = optimizer.all_pieces().iter();
@@ -94,7 +89,7 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
             having.try_for_each(|piece| {
                 let pieces = saved.pieces(&params.parameter(piece.parameter).name, name);
                 let values = &mut values[piece.at..piece.at + piece.length];
-                reader.fill(piece, pieces, values)
+                reader.fill(piece.start, pieces, values)
             })
         })?;
     }
@@ -102,21 +97,35 @@ fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
 }
 
 /// Reads pieces; the file of the last one stays open.
-struct MomentsReader<'a> {
+pub(super) struct MomentsReader<'a> {
     saved: &'a SavedMoments,
     open: Option<(usize, File)>,
     bytes: Vec<u8>,
 }
 
 impl MomentsReader<'_> {
-    /// Fills `values`, which are those of `wanted`, from the pieces that overlap it.
-    fn fill(&mut self, wanted: &Piece, pieces: &[SavedPiece], values: &mut [f32]) -> Result<()> {
+    pub(super) fn new(saved: &SavedMoments) -> MomentsReader<'_> {
+        MomentsReader {
+            saved,
+            open: None,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Fills `values`, which begin with element `first` of a moment, from the pieces that overlap
+    /// them.
+    pub(super) fn fill(
+        &mut self,
+        first: usize,
+        pieces: &[SavedPiece],
+        values: &mut [f32],
+    ) -> Result<()> {
         for piece in pieces {
-            let start = piece.start.max(wanted.start);
-            let end = (piece.start + piece.length).min(wanted.start + wanted.length);
+            let start = piece.start.max(first);
+            let end = (piece.start + piece.length).min(first + values.len());
             if start < end {
                 let offset = piece.offset + 4 * (start - piece.start) as u64;
-                let values = &mut values[start - wanted.start..end - wanted.start];
+                let values = &mut values[start - first..end - first];
                 self.read(piece.file, offset, values)?;
             }
         }

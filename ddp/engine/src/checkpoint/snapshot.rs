@@ -33,7 +33,7 @@ pub(super) struct Snapshot {
 /// What a file is made of.
 #[derive(Debug)]
 pub(super) struct FilePart {
-    header: Header,
+    pub(super) header: Header,
     /// In the order of the header: which copy, and the range in it.
     list: Vec<(usize, Range<usize>)>,
     copies: Vec<Tensor>,
@@ -100,13 +100,19 @@ impl FilePart {
         })
     }
 
+    /// The tensors in the order of the header.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Result<Tensor>> {
+        let list = self.list.iter();
+        list.map(|(copy, range)| Ok(self.copies[*copy].slice(range.clone())?))
+    }
+
     /// Writes the file. It gives up when a rank of `group` is lost.
     pub(super) fn write(&self, path: &Path, group: &Group) -> Result<FileDigest> {
-        let tensor = |(copy, range): &(usize, Range<usize>)| -> Result<Tensor> {
+        let checked = |tensor: Result<Tensor>| {
             group.check_ranks()?;
-            Ok(self.copies[*copy].slice(range.clone())?)
+            tensor
         };
-        tensors::write_file(path, &self.header, self.list.iter().map(tensor))
+        tensors::write_file(path, &self.header, self.tensors().map(checked))
     }
 }
 

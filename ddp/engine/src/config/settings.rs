@@ -257,15 +257,15 @@ settings! {
     /// tokenizer, with messages, prompt and completion, or text. Or built-in data: glyphs,
     /// synthetic:classification or synthetic:regression, followed by options, as in
     /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
-    Job data "SPEC": DataSpec = DataSpec::default();
+    Job data "SPEC" [verify]: DataSpec = DataSpec::default();
     /// Labels: a column or an array of `data`, by name, or another file; a,b for several columns of
     /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
     /// to features or images, …]
-    Job labels "SPEC": Option<String> = None;
+    Job labels "SPEC" [verify]: Option<String> = None;
     /// Data to evaluate on, in the form of `data` [default: none]
-    Job val_data "SPEC": Option<DataSpec> = None;
+    Job val_data "SPEC" [verify]: Option<DataSpec> = None;
     /// Labels of `val-data` [default: as in `labels`]
-    Job val_labels "SPEC": Option<String> = None;
+    Job val_labels "SPEC" [verify]: Option<String> = None;
     /// Fraction of the rows of `data`, chosen by `seed`, to keep for evaluation (of tokens: the
     /// last ones); an alternative to `val-data` [default: 0; of tables with more than 5,000 rows
     /// 0.2, at most 10,000 rows]
@@ -290,14 +290,14 @@ settings! {
     Run normalize "HOW": Option<Scaling> = None;
     /// Folder with the tokenizer.json and the chat template that make tokens of conversations
     /// [default: that of `init-from`]
-    Job tokenizer "FOLDER" [show_tokens]: Option<PathBuf> = None;
+    Job tokenizer "FOLDER" [show_tokens verify]: Option<PathBuf> = None;
     /// Tokens of conversations that are trained
     Run loss_on "TOKENS" [show_tokens]: LossOn = LossOn::Assistant;
     /// Whether several conversations share a row; auto: if the model has rotary positions
     Run packing "WHEN" [show_tokens]: Packing = Packing::Auto;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/copies]
-    Rank cache_dir "DIR" [eval predict show_tokens]: Option<PathBuf> = None;
+    Rank cache_dir "DIR" [eval predict show_tokens verify]: Option<PathBuf> = None;
 
     ["Batches and length"]
     /// Global batch size: rows per step, summed over all ranks [default: 128; of tables with more
@@ -368,11 +368,11 @@ settings! {
     ["Machine"]
     /// Device: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
     /// auto: cuda if every rank can, else cpu
-    Rank device "DEVICE" [eval predict mlp gpt addmm allreduce]: DeviceChoice = DeviceChoice::Auto;
+    Rank device "DEVICE" [eval predict mlp gpt addmm allreduce verify]: DeviceChoice = DeviceChoice::Auto;
     /// GPUs of each rank, over which the model is split: for models too large for one GPU
     Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
-    Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce]: bool = false;
+    Rank share_gpus "BOOL" [eval predict mlp gpt addmm allreduce verify]: bool = false;
     /// Precision of the model's computation. tf32 on a CPU: matmuls by three of bf16. Parameters,
     /// gradients and moments stay f32
     Run dtype "TYPE" [mlp gpt addmm]: Precision = Precision::F32;
@@ -386,9 +386,9 @@ settings! {
     Job recompute_parts "N": usize = 0, Limits::Whole(0, 1 << 20);
     /// Memory that a rank may use, as in 40GiB: chooses `recompute` and `recompute-blocks`, or
     /// `recompute-parts`, so that its plan fits with as little recomputing as possible
-    Job memory "SIZE": Option<MemorySize> = None;
+    Job memory "SIZE" [verify]: Option<MemorySize> = None;
     /// CPU threads of a rank [default: its share of the cores]
-    Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
+    Rank threads "N" [eval predict generate chat mlp gpt addmm allreduce verify]: Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
@@ -409,7 +409,7 @@ settings! {
     Job nccl "HOW": NcclChoice = NcclChoice::Fixed;
     /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     /// code 77
-    Rank timeout_s "S" [eval predict mlp gpt addmm allreduce]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
+    Rank timeout_s "S" [eval predict mlp gpt addmm allreduce verify]: f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
     /// Steps between checkpoints; 0 for the best and the last only [default: an epoch; for tables
@@ -427,7 +427,7 @@ settings! {
     /// Llama, Mistral, Gemma, GPT-2 and others), from which the model follows, or of a
     /// model.safetensors that matches the model. If adapters are resumed or used: the folder
     /// where their base is now
-    Job init_from "PATH" [show_tokens eval predict generate chat export]: Option<PathBuf> = None;
+    Job init_from "PATH" [show_tokens eval predict generate chat export verify]: Option<PathBuf> = None;
 
     ["Output"]
     /// Folder of the run; it must not contain another run, unless that is resumed
@@ -456,7 +456,7 @@ settings! {
     /// When progress is shown
     Rank progress "WHEN": When = When::Auto;
     /// Lowest severity to log on standard error
-    Rank log_level "LEVEL" [eval predict]: LogLevel = LogLevel::Info;
+    Rank log_level "LEVEL" [eval predict verify]: LogLevel = LogLevel::Info;
 }
 
 /// The setting that decides which others there are.

@@ -1,4 +1,5 @@
-//! Begins a metrics log, or resumes one: lines after the checkpoint are removed.
+//! Begins a metrics log, or resumes one: lines after the checkpoint are removed, and follow as what
+//! was removed (`head.rs`).
 //!
 //! A killed process may leave half a line, and a power loss a file that ends in zeros. The metrics
 //! log ends before the first line that is not an event.
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use ddp_kernels::files as disk;
 use ddp_kernels::heartbeat::{self, Work};
 
+use super::head::{Head, removed_line};
 use super::{
     CONFIG_FILE, EVENTS_FILE, LastSteps, LogLine, MetricsLog, check_free, taken, write_settings,
 };
@@ -207,8 +209,8 @@ pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
 }
 
 /// Copies the lines that belong to the run up to step `step` and generation `last`. How it ended
-/// before is not one of them. Returns their length, whether the first line is one of them, and the
-/// last of each kind.
+/// before is not one of them. What is left out follows as such. Returns their length, whether the
+/// first line is one of them, and the last of each kind.
 fn copy_lines(
     from: &mut File,
     to: &mut File,
@@ -218,25 +220,48 @@ fn copy_lines(
     from.seek(SeekFrom::Start(0))?;
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
-    let mut written = LastSteps::default();
+    let (mut written, mut before, mut removed) = (LastSteps::default(), Head::default(), vec![]);
     while reader.read_until(b'\n', &mut text)? > 0 {
         heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
-        let Some(line) = line.and_then(|line| serde_json::from_slice::<LogLine>(line).ok()) else {
+        let parsed = line.and_then(|line| serde_json::from_slice::<LogLine>(line).ok());
+        let Some((line, parsed)) = line.zip(parsed) else {
             break;
         };
+        before.add(line);
         let is_of_end = matches!(
-            &*line.event,
+            &*parsed.event,
             "confusion" | "baselines" | "predictions" | "placement" | "end"
         );
-        let is_later = line.step > Some(step) || last.is_some() && line.generation > last;
+        let is_later = parsed.step > Some(step) || last.is_some() && parsed.generation > last;
         if !is_of_end && !is_later {
             writer.write_all(&text)?;
             length += text.len() as u64;
-            has_start |= line.event == "start";
-            written.insert(line.event, line.step.unwrap_or(0));
+            has_start |= parsed.event == "start";
+            written.insert(parsed.event, parsed.step.unwrap_or(0));
+        } else {
+            removed.push(before.lines);
         }
         text.clear();
+    }
+    if !removed.is_empty() {
+        let mut write = |line: &[u8]| {
+            length += line.len() as u64 + 1;
+            writer
+                .write_all(line)
+                .and_then(|()| writer.write_all(b"\n"))
+        };
+        write(before.cut(removed.len()).as_bytes())?;
+        reader.rewind()?;
+        let mut removed = removed.into_iter().peekable();
+        for number in 1..=before.lines {
+            heartbeat::beat(Work::Writes);
+            text.clear();
+            reader.read_until(b'\n', &mut text)?;
+            if removed.next_if_eq(&number).is_some() {
+                write(&removed_line(number, &text[..text.len() - 1]))?;
+            }
+        }
     }
     writer.flush()?;
     Ok((length, has_start, written))
@@ -245,7 +270,7 @@ fn copy_lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics_log::LogEvent;
+    use crate::metrics_log::{LogEvent, find_head, head_of};
     use ddp_kernels::files::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -271,7 +296,23 @@ mod tests {
         let locked = find(scratch.path());
         let (_log, has_start) = MetricsLog::resume(scratch.path(), "", locked, step, None).unwrap();
         assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
-        (fs::read(&path).unwrap(), has_start)
+        let after = fs::read(&path).unwrap();
+        let before = head_of(text, None).unwrap();
+        // Of whatever was removed the log still has the head, unless the end was damaged.
+        if is_sound(text) {
+            let found = find_head(&after, Some(&before.text())).unwrap().unwrap();
+            assert_eq!(found.lines, before.lines, "from step {step}");
+        }
+        let is_kept = |line: &&[u8]| !line.starts_with(b"{\"event\":\"cut\"");
+        let lines = after.split_inclusive(|byte| *byte == b'\n');
+        let stayed: Vec<&[u8]> = lines.take_while(is_kept).collect();
+        (stayed.concat(), has_start)
+    }
+
+    fn is_sound(text: &[u8]) -> bool {
+        let lines = text.split_inclusive(|byte| *byte == b'\n');
+        let mut whole = lines.filter(|line| line.ends_with(b"\n"));
+        whole.all(|line| serde_json::from_slice::<LogLine>(line).is_ok()) && !text.is_empty()
     }
 
     #[test]
@@ -331,6 +372,7 @@ mod tests {
         log.write(&LogEvent::Checkpoint {
             step: 1,
             folder: "a",
+            manifest_blake3: None,
         })
         .unwrap();
         let text = fs::read_to_string(scratch.path().join(EVENTS_FILE)).unwrap();
@@ -338,7 +380,8 @@ mod tests {
             text.lines().last(),
             Some(r#"{"event":"checkpoint","step":1,"folder":"a"}"#)
         );
-        assert_eq!(text.lines().count(), 3);
+        // Two that stayed, those that say what was removed, and the new one.
+        assert_eq!(text.lines().count(), 2 + 1 + 7 + 1);
     }
 
     #[test]
@@ -349,7 +392,11 @@ mod tests {
         let (mut log, _) =
             MetricsLog::resume(scratch.path(), "", find(scratch.path()), 4, None).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let checkpoint = |step| LogEvent::Checkpoint { step, folder: "a" };
+        let checkpoint = |step| LogEvent::Checkpoint {
+            step,
+            folder: "a",
+            manifest_blake3: None,
+        };
         assert!(log.has("step", 4) && log.has("eval", 4) && !log.has("step", 5));
         let step = |step| format!(r#"{{"event":"step","step":{step},"of":"another rank"}}"#);
         log.write_once(step(4)).unwrap();

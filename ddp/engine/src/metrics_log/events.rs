@@ -52,6 +52,9 @@ pub enum LogEvent<'a> {
         step: u64,
         /// Its folder, below the run's.
         folder: &'a str,
+        /// The BLAKE3 of its manifest, which has those of its files.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        manifest_blake3: Option<String>,
     },
     /// The run was resumed.
     Resume(ResumeEvent),
@@ -93,6 +96,9 @@ pub struct StartEvent {
     pub fingerprint: String,
     /// That of the held-out data.
     pub held_out_fingerprint: String,
+    /// The BLAKE3 of the contents of both, and of the program's file.
+    #[serde(flatten)]
+    pub blake3: Contents,
     /// Elements of all parameters.
     pub parameters: Option<u64>,
     /// Steps of the whole run.
@@ -108,6 +114,18 @@ pub struct StartEvent {
     /// The number of a job that continues without lost ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
+}
+
+/// What a run is made of, as BLAKE3. Version 0.8 and older did not say it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Contents {
+    /// Of the contents of the training data.
+    pub data_blake3: String,
+    /// Of the contents of the held-out data.
+    pub held_out_blake3: String,
+    /// Of the program's file.
+    pub program_blake3: String,
 }
 
 /// What models showed on rows that they were not trained on, one for each fold of the rows.
@@ -312,6 +330,9 @@ pub struct ResumeEvent {
     pub devices: Vec<String>,
     /// As in the first line.
     pub versions: BTreeMap<String, String>,
+    /// As in the first line.
+    #[serde(flatten)]
+    pub blake3: Contents,
     /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: Vec<String>,
     /// All settings from here on, by name.

@@ -94,6 +94,7 @@ fn a_run_is_its_events_in_order() {
         data: "digits".into(),
         fingerprint: "glyphs 00".into(),
         held_out_fingerprint: "glyphs 01".into(),
+        blake3: Contents::default(),
         parameters: Some(7),
         steps: Some(3),
         steps_per_epoch: 10,

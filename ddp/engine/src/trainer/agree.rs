@@ -20,6 +20,8 @@ use crate::step::{Stage, Step};
 const SAME_PROGRAM: &str = "start every rank with the same build of the program";
 const SAME_SETTINGS: &str = "start every rank with the same settings";
 
+const FILE: &str = "/proc/self/exe";
+
 /// Compares program and settings, before anything that depends on them. Ranks with different ones
 /// would wait for each other in different places.
 pub(super) fn compare_programs(settings: &str, world: &World) -> Result<()> {
@@ -41,13 +43,17 @@ pub(super) fn compare(mut fields: Vec<Field>, world: &World) -> Result<()> {
 
 /// The hash of this program's file, unless all ranks run the very same file.
 fn program_bytes(world: &World) -> Result<String> {
-    const FILE: &str = "/proc/self/exe";
     let identity = fs::metadata(FILE).ok().map(|about| Identity::of(&about));
     let place = format!("{} {identity:?}", world.host());
     let places = world.all_gather_bytes(place.as_bytes())?;
     if places.iter().all(|place| *place == places[0]) {
         return Ok("one file".into());
     }
+    program_blake3()
+}
+
+/// The BLAKE3 of this program's file.
+pub fn program_blake3() -> Result<String> {
     let (mut hash, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 20]);
     let mut file = File::open(FILE).map_err(unreadable(Path::new(FILE)))?;
     loop {

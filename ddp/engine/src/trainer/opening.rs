@@ -13,14 +13,16 @@ use serde_json::{Map, Value};
 
 use super::program::RunProgram;
 use super::setup::Assembled;
-use super::{bf16, resume};
+use super::{agree, bf16, resume};
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{Config, GraphChoice, Resident, Resume};
 use crate::devices;
 use crate::digest::{self, LayerDigest};
 use crate::elastic::run::RankRun;
 use crate::error::Result;
-use crate::metrics_log::{self, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld};
+use crate::metrics_log::{
+    self, Contents, LockedLog, LogEvent, MetricsLog, ResumeEvent, StartWorld,
+};
 use crate::setting::{BATCH_SIZE, BATCH_TOKENS, EVAL_EVERY, SAME_BITS, STOP_AFTER};
 use crate::shown::shown;
 use crate::tasks;
@@ -255,11 +257,21 @@ impl<'a> RunFolder<'a> {
             ranks: Some(run.places.len() as u64),
             devices: run.places.clone(),
             versions: versions.clone(),
+            blake3: self.blake3()?,
             overridden: overridden.clone(),
             config: self.config.clone(),
             steps: Some(run.plan.steps),
             job: ddp_comm::job_number(),
         }))
+    }
+
+    fn blake3(&self) -> Result<Contents> {
+        let data = &self.run.data;
+        Ok(Contents {
+            data_blake3: data.train.blake3()?,
+            held_out_blake3: data.held_out.blake3()?,
+            program_blake3: agree::program_blake3()?,
+        })
     }
 
     /// The first line of the metrics log.
@@ -293,6 +305,7 @@ impl<'a> RunFolder<'a> {
             data: data.description.clone(),
             fingerprint: data.train.fingerprint()?,
             held_out_fingerprint: data.held_out.fingerprint()?,
+            blake3: self.blake3()?,
             parameters: Some(step.params().map(|params| params.count() as u64).sum()),
             steps: Some(plan.steps),
             steps_per_epoch: plan.sampler.steps_per_epoch(),

@@ -1,6 +1,5 @@
 //! A trial of a run: everything up to the first step, and a few steps on a model that is then
-//! dropped; and steps of a run that are repeated to look at what they compute. Nothing of the run
-//! is written.
+//! dropped. Nothing of the run is written.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +7,6 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device};
-use ddp_nn::pass::{Observer, observed};
-use serde_json::json;
 
 use super::division;
 use super::plan::Plan;
@@ -18,11 +15,10 @@ use super::program::RunProgram;
 use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
-use crate::digest::{self, StepDigests};
 use crate::elastic::run::RankRun;
 use crate::elastic::session::Session;
 use crate::elastic::slices::Slices;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::step::{Stage, Step};
 use crate::{exchange, metrics_log, process};
 
@@ -280,42 +276,4 @@ fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
     let all = exchange::gather(world, &mine)?;
     let peak = |index: usize| all.iter().map(|peaks| peaks[index]).fold(0.0, f64::max);
     Ok((peak(0), device.map(|_| peak(1))))
-}
-
-/// Repeats the steps up to `last` of the run with these settings, from the checkpoint that they
-/// resume, or else from the first. Each step has an `observer` of what it computes. Returns what a
-/// metrics log says of each step.
-pub fn replay(
-    options: &Config,
-    program: &dyn RunProgram,
-    world: &World,
-    last: u64,
-    observer: &dyn Fn(u64) -> Observer,
-) -> Result<Vec<String>> {
-    let mut session = Session::default();
-    let assemble = || setup::assemble(options, program, world, u64::MAX, &mut session, None);
-    let Prepared::Ready(mut run) = in_phase(Phase::Setup, assemble)? else {
-        let text = format!("a replay: expected a run of {last} steps or more");
-        return Err(Error::Usage(text));
-    };
-    let schedule = options.learning_rate(&run.plan)?;
-    let rank_run = session.run();
-    rank_run.step.measure_norm(true);
-    let steps = rank_run.totals.steps..last;
-    let mut take = |step0: u64| -> Result<String> {
-        let batch = in_phase(Phase::Step, || run.loader.load(step0))?;
-        rank_run.step.run(batch, schedule.learning_rate(step0))?;
-        let report = rank_run.step.report()?;
-        let [gradients, weights] = rank_run.step.digests(report.stats.weight_sum, false)?;
-        let digests = StepDigests {
-            batch: digest::of_batch(&mut run.loader, step0),
-            gradients,
-            weights,
-        };
-        let step = json!({ "step": step0 + 1, "loss": report.loss(), "digests": digests });
-        Ok(step.to_string())
-    };
-    steps
-        .map(|step0| observed(observer(step0 + 1), || take(step0)))
-        .collect()
 }

@@ -15,15 +15,15 @@ use crate::metrics_log::EVENTS_FILE;
 
 /// A layer: its name, a hash of its bits, its norm and its sum. The numbers are null where they
 /// are not finite.
-pub(super) type LoggedLayer = (String, String, Option<f64>, Option<f64>);
+pub(crate) type LoggedLayer = (String, String, Option<f64>, Option<f64>);
 
 /// See `StepDigests` of the engine.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Digests {
-    pub(super) batch: String,
-    pub(super) gradients: Vec<LoggedLayer>,
-    pub(super) weights: Vec<LoggedLayer>,
+pub(crate) struct Digests {
+    pub(crate) batch: String,
+    pub(crate) gradients: Vec<LoggedLayer>,
+    pub(crate) weights: Vec<LoggedLayer>,
 }
 
 /// A line of the metrics log.
@@ -34,26 +34,27 @@ struct LineKind {
 
 /// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct LoggedStep {
-    pub(super) step: u64,
-    pub(super) loss: Option<f64>,
-    pub(super) digests: Option<Digests>,
+pub(crate) struct LoggedStep {
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    pub(crate) lr: Option<f64>,
+    pub(crate) digests: Option<Digests>,
 }
 
 /// Steps by number.
-pub(super) type Steps = BTreeMap<u64, LoggedStep>;
+pub(crate) type Steps = BTreeMap<u64, LoggedStep>;
 
 /// A run to compare.
 #[derive(Debug)]
-pub(super) struct Logged {
-    pub(super) folder: PathBuf,
-    pub(super) run: Run,
-    pub(super) steps: Steps,
+pub(crate) struct Logged {
+    pub(crate) folder: PathBuf,
+    pub(crate) run: Run,
+    pub(crate) steps: Steps,
 }
 
 impl Logged {
     /// Reads the run in `folder`.
-    pub(super) fn read(folder: &Path) -> Result<Logged> {
+    pub(crate) fn read(folder: &Path) -> Result<Logged> {
         let (mut steps, mut line_number, mut damage) = (BTreeMap::new(), 0, None);
         let run = Run::read_log(folder, |line| {
             line_number += 1;
@@ -70,7 +71,7 @@ impl Logged {
         let run = run?.begun()?;
         if let Some((line, why)) = damage.as_ref().or(run.bad_lines.first()) {
             return Err(Error::Data(format!(
-                "compare {}: line {line} of {EVENTS_FILE} is {why}; help: remove the line; its step \
+                "{}: line {line} of {EVENTS_FILE} is {why}; help: remove the line; its step \
                  is then not compared",
                 folder.display()
             )));
@@ -87,7 +88,7 @@ impl Logged {
 }
 
 /// What differs between the starts of two runs: its name, and what it is in each.
-pub(super) fn differences(a: &Run, b: &Run) -> Vec<[String; 3]> {
+pub(crate) fn differences(a: &Run, b: &Run) -> Vec<[String; 3]> {
     let [a, b] = [a, b].map(facts);
     let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
     let of = |facts: &BTreeMap<String, String>, name: &String| {

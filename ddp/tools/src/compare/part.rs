@@ -15,12 +15,12 @@ type ComparedValue = (Option<String>, String, Option<f64>);
 
 /// The first difference between two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Parting {
+pub(crate) struct Parting {
     /// 0 before the first step.
-    pub(super) step: u64,
+    pub(crate) step: u64,
     /// The last step before it that both logged, in which nothing differs.
     pub(super) same_until: Option<u64>,
-    thing: &'static str,
+    pub(crate) thing: &'static str,
     layer: Option<String>,
     value: Option<f64>,
     value_in_b: Option<f64>,
@@ -47,7 +47,7 @@ impl fmt::Display for Parting {
 
 impl Parting {
     /// What else is known of it, as lines.
-    pub(super) fn details(&self) -> Vec<String> {
+    pub(crate) fn details(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.layers > 1 {
             lines.push(format!("it differs in {} layers", self.layers));
@@ -111,18 +111,22 @@ fn things(step: &LoggedStep, digests: bool) -> [(&'static str, Vec<ComparedValue
 /// The first difference between two runs, in the steps that both logged.
 pub(super) fn parting(a: &Steps, b: &Steps) -> Option<Parting> {
     let mut same_until = None;
-    let mut parting = common(a, b).find_map(|(own, other)| {
-        let both = own.digests.is_some() && other.digests.is_some();
-        let until = same_until.replace(own.step);
-        let mut pairs = things(own, both).into_iter().zip(things(other, both));
-        pairs.find_map(|((thing, a), (_, b))| parting_of((until, own.step), thing, [&a, &b]))
-    })?;
+    let mut parting = common(a, b)
+        .find_map(|(own, other)| parting_in([own, other], same_until.replace(own.step)))?;
     let mut steps = common(a, b).filter(|(own, _)| own.step > 0);
     if let Some((own, other)) = steps.next().filter(|_| parting.step == 0) {
         let batch = |step: &LoggedStep| step.digests.as_ref().map(|of| of.batch.clone());
         parting.batch_too = (batch(own) != batch(other)).then_some(own.step);
     }
     Some(parting)
+}
+
+/// The first difference between two runs in the same step; `until` is the last one before it that
+/// both logged.
+pub(crate) fn parting_in([a, b]: [&LoggedStep; 2], until: Option<u64>) -> Option<Parting> {
+    let both = a.digests.is_some() && b.digests.is_some();
+    let mut pairs = things(a, both).into_iter().zip(things(b, both));
+    pairs.find_map(|((thing, own), (_, other))| parting_of((until, a.step), thing, [&own, &other]))
 }
 
 /// The first difference between a thing that a step, after another, read or computed in one run and

@@ -14,7 +14,7 @@ use ddp_comm::World;
 use ddp_kernels::setting::SettingName;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device};
-use ddp_nn::pass::Observer;
+use ddp_nn::pass::{Observer, observed};
 
 use super::logged::{Logged, LoggedStep};
 use super::part::{Parting, parting};
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::metrics::check_run;
 use crate::setting::SAME_BITS;
 use crate::shown::significant;
-use crate::trainer::{self, RunProgram};
+use crate::trainer::{Logs, Replay, RunProgram};
 use crate::units::plural;
 
 /// The program around a run with these settings.
@@ -233,5 +233,12 @@ fn repeated(
         })
     };
     let world = World::single()?;
-    trainer::replay(&config, &*make(&config), &world, steps[1], &observer)
+    let program = make(&config);
+    let mut replay = Replay::new(&config, &*program, &world, None)?;
+    let mut lines = Vec::new();
+    while replay.taken() < steps[1] {
+        let observer = observer(replay.taken() + 1);
+        lines.extend(observed(observer, || replay.take(Logs::Step))?);
+    }
+    Ok(lines)
 }

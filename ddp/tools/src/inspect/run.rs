@@ -1,6 +1,10 @@
 //! Inspects a run's folder: how far the run came, how it ended, and which checkpoints are intact.
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
+
+use ddp_kernels::files::open_ordinary;
+use ddp_kernels::setting::SettingName;
 
 use serde_json::{Value, json};
 
@@ -10,7 +14,7 @@ use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::metrics::Run;
-use crate::metrics_log::EVENTS_FILE;
+use crate::metrics_log::{EVENTS_FILE, Head, head_of};
 use crate::report::charts;
 use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
@@ -19,15 +23,22 @@ use crate::units::{duration, plural};
 const CHANGES_MAX: usize = 12;
 
 /// Inspects the run in `out`.
-pub(super) fn found(out: &Path) -> Result<Inspected> {
+pub(super) fn found(out: &Path, lines: Option<u64>) -> Result<Inspected> {
     let log = out.join(EVENTS_FILE);
     let run = if log.exists() {
         Run::read_log(out, |_| true)?
     } else {
         Run::default()
     };
+    let head = head(&log, lines)?;
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
+    if let Some(head) = &head {
+        sheet.add(
+            "head",
+            format!("{} (of {})", head.text(), plural(head.lines, "line")),
+        );
+    }
     let mut newest = checkpoints.iter().rev();
     let last = newest.find_map(|(_, opened)| opened.as_ref().ok());
     // A resumed run may have more steps than it started with.
@@ -50,6 +61,8 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
     let json = json!({
         "kind": "run",
         "path": out.to_string_lossy(),
+        "head": head.as_ref().map(Head::text),
+        "lines": head.as_ref().map(|head| head.lines),
         "start": run.last.get("start"),
         "last_step": run.last.get("step"),
         "last_eval": run.last.get("eval"),
@@ -61,6 +74,24 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
     });
     let problem = problem(&log, &run, &checkpoints);
     Ok(Inspected(sheet, json, problem))
+}
+
+/// The head of these lines of the log, if there is one.
+fn head(log: &Path, lines: Option<u64>) -> Result<Option<Head>> {
+    if !log.exists() {
+        return Ok(None);
+    }
+    let file = open_ordinary(log).map_err(checkpoint::unreadable(log))?;
+    let head = head_of(BufReader::new(file), lines).map_err(checkpoint::unreadable(log))?;
+    match lines.filter(|lines| head.lines < *lines) {
+        Some(lines) => Err(Error::Usage(format!(
+            "inspect {} {lines}: expected at most {}, the lines of {}; help: give fewer",
+            SettingName("lines"),
+            head.lines,
+            log.display()
+        ))),
+        None => Ok(Some(head)),
+    }
 }
 
 /// A checkpoint's folder, and the checkpoint with all its bytes checked.
