@@ -96,7 +96,7 @@ fn errors_name_operation_operands_and_line() {
 /// They were accepted. A window of 0 was none on a GPU.
 #[test]
 fn settings_that_mean_nothing_are_refused() {
-    let cases: [(Of, &[usize], &str); 7] = [
+    let cases: [(Of, &[usize], &str); 8] = [
         (
             |m, x| m.conv1d("c", x, Convolution::new(2, 3).dilation(0)),
             &[2, 9],
