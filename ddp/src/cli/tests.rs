@@ -315,7 +315,7 @@ fn flags_of_training_are_not_suggested_to_other_commands() {
 }
 
 /// Command lines that together have every flag of their command that excludes no other.
-const WHOLE: [(&str, &str); 10] = [
+const WHOLE: [(&str, &str); 11] = [
     (
         "eval",
         "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
@@ -326,7 +326,7 @@ const WHOLE: [(&str, &str); 10] = [
         "--checkpoint run --context 8 --init-from base --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
          --log-level warn --out a.csv --probabilities --logits --keep id,town --held-out --overwrite",
     ),
-    ("inspect", "out --json"),
+    ("inspect", "out --lines 4 --json"),
     ("report", "out one --out page.html --svg page.svg"),
     ("watch", "out"),
     ("doctor", "--json --out runs --quick --timeout-s 5"),
@@ -345,6 +345,12 @@ const WHOLE: [(&str, &str); 10] = [
          --rounds 3 --timeout-s 5",
     ),
     ("compare", "one two --json --replay"),
+    (
+        "verify",
+        "out --head 0000000000000000000000000000000000000000000000000000000000000000 --from 2 --to 4 --as-logged \
+         --other-program --out here --json --data rows.csv --labels kind --val-data more.csv --val-labels kind --init-from base \
+         --tokenizer base --memory 4GB --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 --log-level warn",
+    ),
 ];
 
 #[test]
@@ -357,7 +363,16 @@ fn every_flag_of_the_other_commands_arrives() {
         }
         // Those that exclude others, and those that start ranks, are tried elsewhere.
         let flags = found.get_arguments().filter_map(|flag| flag.get_long());
-        let elsewhere = ["help", "sweep", "ranks", "hosts", "hostfile"];
+        let elsewhere = [
+            "help",
+            "sweep",
+            "ranks",
+            "hosts",
+            "hostfile",
+            "all",
+            "intervals",
+            "seed",
+        ];
         for flag in flags.filter(|flag| !elsewhere.contains(flag)) {
             assert!(
                 line.split(' ').any(|word| word == format!("--{flag}")),
