@@ -30,8 +30,13 @@ impl MpiJob {
             let handler = ffi::RSMPI_ERRORS_RETURN;
             [code, ffi::MPI_Comm_set_errhandler(world(), handler)]
         };
-        let checked = codes.iter().try_for_each(|&code| check(code, ACTION));
-        checked.map(|()| MpiJob(()))
+        codes.iter().try_for_each(|&code| check(code, ACTION))?;
+        if provided < ffi::MPI_THREAD_SERIALIZED as c_int {
+            let reason = format!("its threads are of level {provided}, which is too low");
+            let help = "use an MPI library with MPI_THREAD_SERIALIZED, or start the ranks without MPI";
+            return Err(Error::setup(ACTION, reason, help));
+        }
+        Ok(MpiJob(()))
     }
 
     /// Ends MPI in good order. Every rank calls this, and waits in it for the others.
@@ -116,7 +121,7 @@ pub(crate) fn advance() {
 /// Has the launcher end all ranks with `exit_code`, and does not return, if this process runs MPI.
 pub(crate) fn abort(exit_code: u8) {
     if runs() {
-        // SAFETY: where MPI runs, any thread may call it.
+        // SAFETY: MPI runs. If another thread is in it just now, this process ends in another way.
         unsafe { ffi::MPI_Abort(world(), c_int::from(exit_code)) };
     }
 }

@@ -9,6 +9,9 @@ use crate::rendezvous::Lookup;
 /// whole names, `^docker` all but these.
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
 
+/// More addresses of one host would not fit into what ranks tell each other.
+const ADDRESSES_MAX: usize = 64;
+
 /// The addresses of the interfaces that are up, or of those that the user has chosen. Those of the
 /// loopback interface only if there are no others.
 pub(crate) fn own_addresses(lookup: Lookup<'_>) -> Vec<IpAddr> {
@@ -17,7 +20,7 @@ pub(crate) fn own_addresses(lookup: Lookup<'_>) -> Vec<IpAddr> {
     let all = all.filter(|(name, _)| is_chosen(name, &chosen));
     let all: Vec<IpAddr> = all.map(|(_, address)| address).collect();
     let others = all.iter().copied().filter(|it| !it.is_loopback());
-    let others: Vec<IpAddr> = others.collect();
+    let others: Vec<IpAddr> = others.take(ADDRESSES_MAX).collect();
     if others.is_empty() { all } else { others }
 }
 

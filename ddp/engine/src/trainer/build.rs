@@ -263,7 +263,8 @@ fn check_outputs(rows: &RowSpec, of_row: &[usize]) -> Result<()> {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "model: expected outputs of shape {expected:?} for a row, {}, got {of_row:?}; help: give          the last layer `outputs` of the DataShape that the model is made for",
+        "model: expected outputs of shape {expected:?} for a row, {}, got {of_row:?}; help: give \
+         the last layer `outputs` of the DataShape that the model is made for",
         rows.task
     )))
 }
@@ -329,9 +330,12 @@ mod tests {
                 &[],
             ] {
                 let text = check_outputs(&rows, wrong).unwrap_err().to_string();
-                let expected = format!("expected outputs of shape {right:?} for a row");
+                let expected = format!("expected outputs of shape {right:?} for a row, ");
                 assert!(
-                    text.contains(&expected) && text.contains(&format!("got {wrong:?}")),
+                    text.contains(&expected)
+                        && text.contains(&format!(
+                            "got {wrong:?}; help: give the last layer `outputs`"
+                        )),
                     "{text}"
                 );
             }
