@@ -33,7 +33,8 @@ impl MpiJob {
         codes.iter().try_for_each(|&code| check(code, ACTION))?;
         if provided < ffi::MPI_THREAD_SERIALIZED as c_int {
             let reason = format!("its threads are of level {provided}, which is too low");
-            let help = "use an MPI library with MPI_THREAD_SERIALIZED, or start the ranks without MPI";
+            let help =
+                "use an MPI library with MPI_THREAD_SERIALIZED, or start the ranks without MPI";
             return Err(Error::setup(ACTION, reason, help));
         }
         Ok(MpiJob(()))
