@@ -14,8 +14,8 @@ pub struct Dense<T> {
 
 /// A number that matrices have.
 pub trait Element: Sized {
-    /// AB of `rows`×k and k×`columns`, column by column. Every element adds its products in order, each
-    /// rounded once.
+    /// AB of `rows`×k and k×`columns`, column by column. Every element adds its products in order,
+    /// each rounded once.
     fn product(a: &Dense<Self>, b: &Dense<Self>, sizes: [usize; 3]) -> Vec<Self>;
 }
 

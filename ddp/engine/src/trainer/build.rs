@@ -252,7 +252,7 @@ pub(super) fn step(
     Ok(step)
 }
 
-/// Refuses a model that has another number of outputs than there are classes, which would train: the
+/// Refuses a model that has another number of outputs than there are classes. It would train: the
 /// loss takes any number that is large enough.
 fn check_outputs(rows: &RowSpec, of_row: &[usize]) -> Result<()> {
     let TaskSpec::Classification(classes) = &rows.task else {
