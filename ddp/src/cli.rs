@@ -47,8 +47,10 @@ pub(crate) fn parse(
         Mode::Completions { shell } => (Command::Show(completions(shell)), StartFlags::default()),
         Mode::Settings => (Command::Show(listed()), StartFlags::default()),
         Mode::Other(command) => {
-            if let Command::Predict(flags) = &*command {
-                flags.check()?;
+            match &*command {
+                Command::Predict(flags) => flags.check()?,
+                Command::Verify(flags) => flags.check()?,
+                _ => {}
             }
             let start = command.places().map(StartFlags::at).unwrap_or_default();
             (*command, start)

@@ -1,13 +1,12 @@
 //! The flags of `verify`.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::path::PathBuf;
 
 use clap::Args;
 use ddp_tools::verify::{Choice, Given, Request};
 
 use super::{RankFlags, whole};
+use crate::error::{Error, Result};
 
 /// Printed after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -21,7 +20,8 @@ Examples:
 Data, base weights and tokenizer are read only from where you say, or with --as-logged from where the
 log says. Nothing is written but --out and copies of data (--cache-dir).
 
-Exit codes: 0 as claimed, 3 not as claimed, 4 cannot be told here, 2 wrong flags, 74 unreadable.";
+Exit codes: 0 as claimed, 3 not as claimed, 4 cannot be told here; without a verdict 2 wrong flags,
+74 no log, 78 ranks with different folders, flags or programs.";
 
 /// The flags of `verify`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -35,12 +35,12 @@ pub(crate) struct VerifyFlags {
     /// Repeat all steps; the default
     #[arg(long, conflicts_with_all = ["intervals", "from", "to"])]
     pub all: bool,
-    /// Repeat N of the intervals between checkpoints that are there, drawn by --seed
+    /// Repeat N of the intervals between checkpoints that are there, drawn by --seed, of those
+    /// that can be repeated here
     #[arg(long, value_name = "N", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
     #[arg(conflicts_with_all = ["from", "to"])]
     pub intervals: Option<usize>,
     /// The text that draws them, which nobody could foresee when the head was published
-    /// [default: random]
     #[arg(long, value_name = "TEXT", requires = "intervals")]
     pub seed: Option<String>,
     /// Repeat the intervals with steps after this one
@@ -67,20 +67,32 @@ pub(crate) struct VerifyFlags {
 }
 
 /// Reads a head.
-fn head(text: &str) -> Result<String, String> {
+fn head(text: &str) -> std::result::Result<String, String> {
     let is_head = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lower = is_head.then(|| text.to_ascii_lowercase());
     lower.ok_or_else(|| "expected 64 hexadecimal digits, as inspect prints them".into())
 }
 
 impl VerifyFlags {
+    /// Refuses a draw that only this machine could make.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.intervals.is_none() || self.seed.is_some() {
+            return Ok(());
+        }
+        Err(Error::Usage(
+            "--intervals: expected --seed with it, since a draw that nobody can repeat proves \
+             nothing; help: give a text that nobody could foresee when the head was published, as \
+             in --seed 'public draw'"
+                .into(),
+        ))
+    }
+
     /// What is to be verified.
     pub(crate) fn request(&self) -> Request {
-        let random = || format!("{:016x}", RandomState::new().hash_one(0));
         let choice = match (self.intervals, self.from, self.to) {
             (Some(count), ..) => Choice::Drawn {
                 count,
-                seed: self.seed.clone().unwrap_or_else(random),
+                seed: self.seed.clone().unwrap_or_default(),
             },
             (None, None, None) => Choice::All,
             (None, from, to) => Choice::Steps(from.unwrap_or(0), to),

@@ -352,4 +352,17 @@ fn intervals_are_drawn_by_a_public_seed_or_chosen_by_steps() {
     let drawn = intervals("--intervals 1 --seed public");
     assert!(drawn.len() == 1 && drawn == intervals("--intervals 1 --seed public"));
     assert_eq!(intervals("--intervals 9 --seed public"), intervals("--all"));
+    let refused = folder.alone("verify run --intervals 1").run();
+    let cause = refused.assert_fails(2);
+    assert!(cause.contains("expected --seed with it"), "{cause}");
+    let words = "--data data.csv --intervals 1 --seed public";
+    let (code, text, verdict) = verified(&folder, 2, words);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(verdict["seed"], "public");
+    assert!(text.contains("drawn by 'public'"), "{text}");
+    let here = &verdict["intervals"][0];
+    assert_eq!(
+        drawn,
+        [[&here["from"], &here["to"]].map(|it| it.as_u64().unwrap())]
+    );
 }

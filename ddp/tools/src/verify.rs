@@ -1,10 +1,10 @@
 //! `ddp-train verify RUN`: repeats steps of a run that somebody else trained, and says whether they
 //! give what its log and its checkpoints claim.
 //!
-//! `claims.rs` reads what the folder claims, `intervals.rs` chooses the steps, `settings.rs` takes
-//! of the claimed settings what a stranger may decide, `repeat.rs` repeats the steps by the
-//! machinery of `compare --replay`, and `causes.rs` says what may have caused a difference.
-//! Everything in the folder comes from a stranger.
+//! `claims.rs` reads what the folder claims, `intervals.rs` chooses the steps, `settings.rs` keeps
+//! the claimed settings that affect bits, `repeat.rs` repeats the steps by the machinery of
+//! `compare --replay`, and `causes.rs` names possible causes of a difference. Everything in the
+//! folder comes from a stranger. What one rank alone finds is exchanged before it decides anything.
 
 mod causes;
 mod claims;
@@ -82,6 +82,8 @@ struct Verdict {
     intervals: Vec<Interval>,
     cannot_repeat: Vec<Interval>,
     steps: u64,
+    steps_of_run: u64,
+    steps_that_cannot_be_repeated: u64,
     steps_compared: u64,
     #[serde(flatten)]
     facts: Value,
@@ -89,19 +91,19 @@ struct Verdict {
 
 /// Verifies a run. All ranks call it together. A verdict other than `as claimed` is an error.
 pub fn verify(request: &Request, make: MakeProgram, world: &World, say: Say<'_>) -> Result<()> {
-    let claims = Claims::read(&request.run, request.head.as_deref()).map_err(untold)?;
-    let help = "give every rank the same folder";
-    world.handshake(&[Field::must_match("the log", &*claims.head, help)])?;
-    let verifier = Verifier::here(world, request.accepts_other)?;
     let mut verdict = Verdict {
         facts: json!({
             "run": request.run.to_string_lossy(),
-            "lines": claims.lines,
-            "head": claims.head,
-            "published_head": claims.published,
-            "program": verifier.version,
-            "program_blake3": verifier.blake3,
-            "ranks": verifier.ranks,
+            "seed": match &request.choice {
+                Choice::Drawn { seed, .. } => Some(seed),
+                _ => None,
+            },
+            "lines": null,
+            "head": null,
+            "published_head": null,
+            "program": null,
+            "program_blake3": null,
+            "ranks": world.size(),
             "first_difference": null,
         }),
         ..Verdict::default()
@@ -112,47 +114,41 @@ pub fn verify(request: &Request, make: MakeProgram, world: &World, say: Say<'_>)
         }
         say(&shown(line))
     };
-    verdict.check_head(request, &claims, &mut printed)?;
-    if verdict.verdict == Outcome::AsClaimed {
-        match verdict.repeat(request, &claims, &verifier, (make, world), &mut printed) {
-            Ok(()) => {}
-            Err(
-                error @ (Error::Usage(_) | Error::Comm(_) | Error::Remote(_) | Error::Stopped(_)),
-            ) => {
-                return Err(error);
-            }
-            Err(error) => verdict.because(Outcome::Untold, error.to_string()),
-        }
+    let found = verdict.find(request, (make, world), &mut printed);
+    let all_are_here = found.is_ok();
+    match found {
+        // All ranks end alike; rank 0 says why.
+        Ok(()) => verdict.verdict = exchange::gather(world, &verdict.verdict)?[0],
+        Err(error) if verdict.ends_without(&error) => return Err(error),
+        Err(error) => verdict.because(Outcome::Untold, error.to_string()),
     }
     verdict.lines().iter().try_for_each(|line| printed(line))?;
-    if world.rank() == 0 {
-        let text = json!(verdict);
-        if let Some(out) = &request.out {
-            files::make_folder(out)?;
-            files::replace_with(&out.join(VERDICT_FILE), format!("{text:#}\n").as_bytes())?;
-        }
-        if request.as_json {
-            say(&text)?;
-        }
+    let written = verdict.write(request, world, say);
+    if all_are_here {
+        agreed(world, written)?;
+    } else {
+        written?;
     }
-    // All ranks end alike; rank 0 says why.
-    let outcome = exchange::gather(world, &verdict.verdict)?[0];
     let text = format!("{}: {}", verdict.name(), verdict.why.join("; "));
-    match outcome {
+    match verdict.verdict {
         Outcome::AsClaimed => Ok(()),
         Outcome::NotAsClaimed => Err(Error::NotAsClaimed(text)),
         Outcome::Untold => Err(Error::Untold(text)),
     }
 }
 
-/// What cannot be read of a run does not say that it is false.
-fn untold(error: Error) -> Error {
-    match error {
-        Error::Data(text) | Error::OtherVersion(text) => {
-            Error::Untold(format!("cannot be told here: {text}"))
-        }
-        other => other,
+/// What this rank has, or the error of the first rank that has one. All ranks call it together.
+fn agreed<T>(world: &World, mine: Result<T>) -> Result<T> {
+    let outcome = match &mine {
+        Ok(_) => Ok(&[][..]),
+        Err(error) => Err((error.exit_code(), error.to_string())),
+    };
+    let all = world.share_outcome(outcome)?;
+    // Alone, a rank keeps the kind of its error.
+    if world.size() > 1 {
+        all?;
     }
+    mine
 }
 
 /// Prints a line.
@@ -173,6 +169,66 @@ impl Verdict {
             Outcome::NotAsClaimed => "not as claimed",
             Outcome::Untold => "cannot be told here",
         }
+    }
+
+    /// Wrong flags, a lost rank and a stop say nothing of the run, and without a log there is none.
+    fn ends_without(&self, error: &Error) -> bool {
+        let is_of_job = matches!(error, Error::Comm(_) | Error::Stopped(_));
+        let has_log = !self.facts["head"].is_null();
+        // Another rank's error has only the code of its kind.
+        is_of_job || [2, 75].contains(&error.exit_code()) || error.exit_code() == 74 && !has_log
+    }
+
+    /// Compares the run with its claims. All ranks call it together.
+    fn find(
+        &mut self,
+        request: &Request,
+        (make, world): (MakeProgram, &World),
+        say: Printed<'_>,
+    ) -> Result<()> {
+        let read = Claims::read(&request.run, request.head.as_deref());
+        let claims = agreed(world, read)?;
+        let verifier = agreed(world, Verifier::here(world, request.accepts_other))?;
+        let of_flags = format!(
+            "{:?}, head {:?}, another program {}, as logged {}",
+            request.choice, request.head, request.accepts_other, request.given.as_logged
+        );
+        let (folder, flags) = (
+            "give every rank the same folder",
+            "give every rank the same",
+        );
+        world.handshake(&[
+            Field::must_match("the log", &*claims.head, folder),
+            Field::must_match("the checkpoints", format!("{:?}", claims.there), folder),
+            Field::must_match("the program's file", &*verifier.blake3, flags),
+            Field::must_match("the flags of verify", of_flags, flags),
+        ])?;
+        self.facts["lines"] = json!(claims.lines);
+        self.facts["head"] = json!(claims.head);
+        self.facts["published_head"] = json!(claims.published);
+        self.facts["program"] = json!(verifier.version);
+        self.facts["program_blake3"] = json!(verifier.blake3);
+        self.check_head(request, &claims, say)?;
+        if self.verdict == Outcome::AsClaimed {
+            self.repeat(request, &claims, &verifier, (make, world), say)?;
+        }
+        Ok(())
+    }
+
+    /// Writes and prints it as JSON, where that is wanted.
+    fn write(&self, request: &Request, world: &World, say: Say<'_>) -> Result<()> {
+        if world.rank() > 0 {
+            return Ok(());
+        }
+        let text = json!(self);
+        if let Some(out) = &request.out {
+            files::make_folder(out)?;
+            files::replace_with(&out.join(VERDICT_FILE), format!("{text:#}\n").as_bytes())?;
+        }
+        if request.as_json {
+            say(&text)?;
+        }
+        Ok(())
     }
 
     fn check_head(&mut self, request: &Request, claims: &Claims, say: Printed<'_>) -> Result<()> {
@@ -234,7 +290,9 @@ impl Verdict {
         self.cannot_repeat = cannot.cloned().collect();
         let can = || chosen.iter().filter(|it| it.why_not.is_none());
         self.steps = can().map(Interval::steps).sum();
-        self.announce(can().count(), intervals.len(), say)?;
+        self.steps_of_run = claims.last();
+        self.steps_that_cannot_be_repeated = self.cannot_repeat.iter().map(Interval::steps).sum();
+        self.announce(&request.choice, [can().count(), intervals.len()], say)?;
         if can().count() == 0 || !is_drawn && !self.cannot_repeat.is_empty() {
             let whys = self.cannot_repeat.iter();
             let mut whys: Vec<String> = whys.filter_map(|it| it.why_not.clone()).collect();
@@ -258,10 +316,15 @@ impl Verdict {
     }
 
     /// Says what is repeated, and what cannot be.
-    fn announce(&self, chosen: usize, all: usize, say: Printed<'_>) -> Result<()> {
+    fn announce(&self, choice: &Choice, [chosen, all]: [usize; 2], say: Printed<'_>) -> Result<()> {
         let (all, steps) = (plural(all as u64, "interval"), plural(self.steps, "step"));
+        let drawn = match choice {
+            Choice::Drawn { seed, .. } => format!(", drawn by '{seed}'"),
+            _ => String::new(),
+        };
         say(&format!(
-            "repeats {chosen} of {all}: {steps} from checkpoints that are there, or from the seed"
+            "repeats {chosen} of {all}{drawn}: {steps} from checkpoints that are there, or from the \
+             seed"
         ))?;
         let text = |it: &Interval| {
             let why = it.why_not.as_ref()?;
@@ -284,20 +347,21 @@ impl Verdict {
             if !claims.there.contains(&step) {
                 continue;
             }
-            match claims.open(step)? {
-                Ok(opened) => saved = Some(opened).filter(|_| step == interval.to),
-                Err(why) => {
-                    self.because(Outcome::NotAsClaimed, why);
-                    let cause =
-                        "a file of the checkpoint or a line of the log was changed or damaged";
-                    self.causes.push(cause.into());
-                    return Ok(());
-                }
+            let opened = agreed(world, claims.open(step))?;
+            // A host may have other files than the next.
+            let whys = exchange::gather(world, &opened.as_ref().err().cloned())?;
+            if let Some(why) = whys.into_iter().flatten().next() {
+                self.because(Outcome::NotAsClaimed, why);
+                let cause = "a file of the checkpoint or a line of the log was changed or damaged";
+                self.causes.push(cause.into());
+                return Ok(());
             }
+            saved = opened.ok().filter(|_| step == interval.to);
         }
         let era = claims.era_after(interval.from);
         let place = era.devices.first().map_or("cpu", String::as_str);
-        let settled = settled(&era.config, &request.given, place, world.local_size())?;
+        let settled = settled(&era.config, &request.given, place, world.local_size());
+        let settled = agreed(world, settled)?;
         let repeats = Repeats {
             claims,
             make,
@@ -307,10 +371,9 @@ impl Verdict {
             saved: saved.as_ref(),
         };
         // The settings are the run's: that they are refused here says nothing of the command line.
-        let found = repeats.run().map_err(|error| match error {
-            Error::Usage(text) => Error::Data(text),
-            Error::Setting { .. } => Error::Data(error.to_string()),
-            other => other,
+        let found = repeats.run().map_err(|error| match error.exit_code() {
+            2 => Error::Data(error.to_string()),
+            _ => error,
         })?;
         self.steps_compared += found.compared;
         self.intervals.push(interval.clone());
@@ -359,9 +422,14 @@ impl Verdict {
             let (steps, compared) = (plural(self.steps, "step"), self.steps_compared);
             let saved = self.intervals.iter().filter(|it| it.is_saved).count();
             let saved = plural(saved as u64, "checkpoint");
+            let (all, cannot) = (self.steps_of_run, self.steps_that_cannot_be_repeated);
+            let cannot = match cannot {
+                0 => String::new(),
+                cannot => format!("; {cannot} of the {all} cannot be repeated here"),
+            };
             lines.push(format!(
-                "as claimed: {steps} repeated, {compared} of them compared with the log, \
-                 and {saved} bit by bit"
+                "as claimed: {steps} of {all} repeated, {compared} of them compared with the log, \
+                 and {saved} bit by bit{cannot}"
             ));
         }
         lines

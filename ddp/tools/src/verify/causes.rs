@@ -1,4 +1,4 @@
-//! What was found, and what may have caused that a run is not as it is claimed.
+//! Possible causes of a difference.
 
 use super::repeat::{Difference, Repeated};
 

@@ -1,6 +1,5 @@
-//! With which settings a run is repeated: those that its log claims, which come from a stranger,
-//! but data, base weights and tokenizer only from where the person who verifies says or confirms,
-//! and nothing of what a run writes, shows or takes of the machine.
+//! With which settings a run is repeated. It keeps the claimed settings that affect bits. Paths of
+//! data, base weights and tokenizer are given or confirmed by the person who verifies.
 
 use std::path::Path;
 
@@ -81,7 +80,7 @@ pub(super) fn settled(
     })
 }
 
-/// Refuses paths that the log names and nobody else.
+/// Refuses paths given only by the log.
 fn refuse_paths(claimed: &Map<String, Value>, is_given: impl Fn(&str) -> bool) -> Result<()> {
     let is_built_in = |text: &str| {
         matches!(
