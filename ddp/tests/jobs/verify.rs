@@ -366,3 +366,45 @@ fn intervals_are_drawn_by_a_public_seed_or_chosen_by_steps() {
         [[&here["from"], &here["to"]].map(|it| it.as_u64().unwrap())]
     );
 }
+
+/// A draw leaves out what cannot be repeated, and says so.
+#[test]
+fn a_draw_says_how_many_steps_it_could_not_draw() {
+    let folder = copy(&made().files);
+    // The interval that the resume is in, then has two settings.
+    let run = folder.path().join("run");
+    resumed(
+        &run,
+        "\"overridden\":[",
+        "\"overridden\":[\"--lr 0.01 (was 0.001)\"",
+    );
+    let words = "--data data.csv --intervals 9 --seed public";
+    let (code, text, verdict) = verified(&folder, 1, words);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(verdict["steps_of_run"], 12, "{text}");
+    let cannot = verdict["steps_that_cannot_be_repeated"].as_u64().unwrap();
+    assert!(
+        cannot > 0 && verdict["steps"].as_u64().unwrap() + cannot == 12,
+        "{text}"
+    );
+    let last = format!("; {cannot} of the 12 cannot be repeated here");
+    assert!(text.contains(&last), "{last}: {text}");
+}
+
+#[test]
+fn a_log_that_cannot_be_read_is_told_in_a_verdict_on_all_ranks() {
+    let folder = copy(&made().files);
+    let log = folder.path().join("run/metrics.jsonl");
+    fs::write(&log, "nonsense\n").unwrap();
+    let (code, text, verdict) = verified(&folder, 2, "");
+    assert_eq!(code, Some(4), "{text}");
+    assert_eq!(verdict["verdict"], "cannot be told here", "{text}");
+    let why = verdict["why"][0].as_str().unwrap();
+    assert!(
+        why.contains("that are not events") && text.contains(why),
+        "{text}"
+    );
+    fs::remove_file(&log).unwrap();
+    let (code, text, verdict) = verified(&folder, 2, "");
+    assert_eq!((code, verdict), (Some(74), Value::Null), "{text}");
+}

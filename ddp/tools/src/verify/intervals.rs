@@ -148,8 +148,7 @@ fn why_not(claims: &Claims, verifier: &Verifier, [from, to]: [u64; 2]) -> Option
     })
 }
 
-/// Those of `all` that are chosen. Only what can be repeated is drawn, and the verdict says how much
-/// that leaves out.
+/// Those of `all` that are chosen. Only what can be repeated is drawn.
 pub(super) fn chosen(all: &[Interval], choice: &Choice, head: &str) -> Result<Vec<Interval>> {
     match choice {
         Choice::All => Ok(all.to_vec()),
