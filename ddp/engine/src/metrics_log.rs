@@ -17,7 +17,7 @@ pub use self::events::{
     Contents, EndEvent, EvalEvent, LogEvent, OutOfFold, RanksEvent, ResumeEvent, RunOutcome,
     SampleEvent, SampleText, StartEvent, StartWorld, StepEvent,
 };
-pub use self::head::{FoundHead, Head, find_head, head_of};
+pub use self::head::{FoundHead, Head, HeadError, find_head, head_of};
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

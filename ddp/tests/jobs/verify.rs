@@ -63,7 +63,7 @@ fn files(folder: &Path, below: &Path) -> Files {
         } else if kind.is_symlink() {
             let target = fs::read_link(entry.path()).unwrap();
             found.push((name, target.to_str().unwrap().into()));
-        } else {
+        } else if kind.is_file() {
             found.push((name, fs::read(entry.path()).unwrap()));
         }
     }

@@ -26,6 +26,9 @@ use crate::tasks::{BestBy, ColumnErrors, figures_text};
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: u64 = 64 << 20;
+/// More numbers of other names are refused, as are more lines that are not events.
+const COLUMNS_MAX: usize = 256;
+const BAD_LINES_MAX: usize = 100_000;
 
 /// The contents of a log, as far as it was read.
 #[derive(Debug, Default)]
@@ -37,6 +40,9 @@ pub(crate) struct Run {
     pub(crate) column_errors: Vec<ColumnErrors>,
     pub(crate) texts: Vec<SampleEvent>,
     pub(crate) resumes: Vec<ResumeEvent>,
+    /// The lines, from 1, of each start and of each resume.
+    pub(crate) starts_at: Vec<u64>,
+    pub(crate) resumes_at: Vec<u64>,
     /// Who was lost and who came.
     pub(crate) changes: Vec<RanksEvent>,
     /// From which step on how many ranks trained.
@@ -67,17 +73,23 @@ pub(crate) struct MetricColumns {
 }
 
 impl MetricColumns {
-    fn add(&mut self, step: u64, line: &Value) {
+    fn add(&mut self, step: u64, line: &Value) -> serde_json::Result<()> {
         let at = self.steps.partition_point(|known| *known <= step);
         let fields = line.as_object().into_iter().flatten();
         for (name, _) in fields.filter(|(_, value)| value.is_number()) {
             let missing = || vec![f64::NAN; self.steps.len()];
             self.columns.entry(name.clone()).or_insert_with(missing);
+            if self.columns.len() > COLUMNS_MAX {
+                self.columns.remove(name);
+                let text = format!("expected at most {COLUMNS_MAX} numbers by name, got more");
+                return Err(de::Error::custom(text));
+            }
         }
         self.steps.insert(at, step);
         for (name, column) in &mut self.columns {
             column.insert(at, line[name].as_f64().unwrap_or(f64::NAN));
         }
+        Ok(())
     }
 
     /// Whether any line has this field.
@@ -181,6 +193,12 @@ impl Run {
             };
             let why = taken.err().map(|error| format!("not an event: {error}"));
             self.bad_lines.extend(why.map(|why| (self.lines, why)));
+            if self.bad_lines.len() > BAD_LINES_MAX {
+                let text = format!(
+                    "expected a metrics log, got more than {BAD_LINES_MAX} lines that are not events"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
             self.last_line = line;
         }
     }
@@ -198,14 +216,15 @@ impl Run {
         match &*name {
             "start" => {
                 self.start = StartEvent::deserialize(&event)?;
+                self.starts_at.push(self.lines);
                 self.ranks = vec![(0, self.start.world.ranks)];
             }
-            "step" => self.steps.add(step()?, &event),
+            "step" => self.steps.add(step()?, &event)?,
             "eval" => {
                 if !event["columns"].is_null() {
                     self.column_errors = Vec::deserialize(&event["columns"])?;
                 }
-                self.evals.add(step()?, &event);
+                self.evals.add(step()?, &event)?;
             }
             "sample" => self.texts.push(SampleEvent::deserialize(&event)?),
             "resume" => {
@@ -215,6 +234,7 @@ impl Run {
                 let ranks = resume.ranks.map(|ranks| (resume.step, ranks));
                 self.ranks.extend(ranks);
                 self.resumes.push(resume);
+                self.resumes_at.push(self.lines);
             }
             "ranks" => {
                 let change = RanksEvent::deserialize(&event)?;

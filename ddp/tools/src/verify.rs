@@ -247,7 +247,14 @@ impl Verdict {
             return Ok(());
         };
         match claims.published {
-            Some(FoundHead { lines, before_line }) => {
+            Some(FoundHead {
+                lines, before_line, ..
+            }) => {
+                self.notes.extend(claims.noted_later.iter().cloned());
+                for text in &claims.changed_later {
+                    let help = "help: give a head that was published after it";
+                    self.because(Outcome::Untold, format!("{text}; {help}"));
+                }
                 let was = |line| format!(", as they were before line {line}, where it was resumed");
                 let was = before_line.map_or(String::new(), was);
                 say(&format!(

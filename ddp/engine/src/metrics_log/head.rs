@@ -9,8 +9,10 @@ use std::io::{self, BufRead};
 
 use serde::{Deserialize, Serialize};
 
-/// The most cuts of a log that are undone, since each is checked from its first line on.
+/// The most cuts of a log that are undone, since each is checked from its first line on, and the
+/// most bytes that are read for it.
 const CUTS_MAX: usize = 1000;
+const CHECKED_BYTES_MAX: usize = 32 << 30;
 
 /// The lines of a log so far.
 #[derive(Debug, Default)]
@@ -99,31 +101,58 @@ pub struct FoundHead {
     /// Of the log as it was before this line, from 1, which says that lines were removed; None for
     /// the log as it is.
     pub before_line: Option<usize>,
+    /// So many first lines of the log as it is are among them. The others were written later.
+    pub still_there: usize,
 }
 
-/// Looks for a head among those that the log had at any time. An error says which line names a head
-/// that the lines before it did not have.
-pub fn find_head(log: &[u8], wanted: Option<&str>) -> Result<Option<FoundHead>, String> {
-    let (mut lines, mut before_line, mut found) = (whole_lines(log), None, None);
+/// Why a head is not looked for to the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeadError {
+    /// Which line says of the lines before it what is not so.
+    Forged(String),
+    /// The log is too large, which says nothing of it.
+    TooLarge(String),
+}
+
+/// Looks for a head among those that the log had at any time.
+pub fn find_head(log: &[u8], wanted: Option<&str>) -> Result<Option<FoundHead>, HeadError> {
+    find_within(log, wanted, CHECKED_BYTES_MAX)
+}
+
+fn find_within(
+    log: &[u8],
+    wanted: Option<&str>,
+    mut bytes_left: usize,
+) -> Result<Option<FoundHead>, HeadError> {
+    let lines = whole_lines(log).into_iter();
+    let mut lines: Vec<Line<'_>> = lines.map(|text| (text, true)).collect();
+    let (mut before_line, mut found) = (None, None);
     // All cuts are checked, also where nothing is wanted.
-    for _ in 0..CUTS_MAX {
+    for _ in 0..=CUTS_MAX {
+        let bytes = lines.iter().map(|(text, _)| text.len() + 1).sum();
+        bytes_left = bytes_left.checked_sub(bytes).ok_or_else(|| {
+            let text = "to undo its cuts, more bytes must be read than expected";
+            HeadError::TooLarge(text.into())
+        })?;
         if let (Some(wanted), None) = (wanted, found) {
             let mut head = Head::default();
-            let place = lines.iter().position(|line| {
+            let place = lines.iter().position(|(line, _)| {
                 head.add(line);
                 head.text() == wanted
             });
-            found = place.map(|_| FoundHead {
+            found = place.map(|last| FoundHead {
                 lines: head.lines,
                 before_line,
+                still_there: lines[..=last].iter().filter(|line| line.1).count(),
             });
         }
-        match before_cut(&lines)? {
+        match before_cut(&lines).map_err(HeadError::Forged)? {
             Some((line, before)) => (lines, before_line) = (before, Some(line)),
             None => return Ok(found),
         }
     }
-    Err(format!("the log was cut more than {CUTS_MAX} times"))
+    let text = format!("it was cut more than {CUTS_MAX} times");
+    Err(HeadError::TooLarge(text))
 }
 
 /// The lines that end in a newline, without it.
@@ -132,33 +161,41 @@ fn whole_lines(log: &[u8]) -> Vec<&[u8]> {
     lines.filter_map(|line| line.strip_suffix(b"\n")).collect()
 }
 
+/// A line, and whether the log still has it in its place.
+type Line<'a> = (&'a [u8], bool);
+
 /// The lines of a log before a cut, and the number of its line.
-type BeforeCut<'a> = (usize, Vec<&'a [u8]>);
+type BeforeCut<'a> = (usize, Vec<Line<'a>>);
 
 /// Undoes the last cut among these lines, if there is one.
-fn before_cut<'a>(lines: &[&'a [u8]]) -> Result<Option<BeforeCut<'a>>, String> {
+fn before_cut<'a>(lines: &[Line<'a>]) -> Result<Option<BeforeCut<'a>>, String> {
     let start = format!("{{\"event\":\"{CUT}\",");
-    let is_cut = |line: &&[u8]| line.starts_with(start.as_bytes());
+    let is_cut = |line: &Line<'_>| line.0.starts_with(start.as_bytes());
     let Some(at) = lines.iter().rposition(is_cut) else {
         return Ok(None);
     };
     let wrong = |what: &str| format!("line {} says that lines were removed, but {what}", at + 1);
-    let cut: Cut = serde_json::from_slice(lines[at]).map_err(|error| wrong(&error.to_string()))?;
+    let cut: Cut =
+        serde_json::from_slice(lines[at].0).map_err(|error| wrong(&error.to_string()))?;
     let after = lines[at + 1..].iter().take(cut.removed);
-    let all: Option<Vec<_>> = after.map(|line| removed(line)).collect();
+    let all: Option<Vec<_>> = after.map(|line| removed(line.0)).collect();
     let all = all.filter(|all| all.len() == cut.removed);
     let all = all.ok_or_else(|| wrong("they do not follow it"))?;
     let (mut before, mut kept) = (Vec::new(), lines[..at].iter());
+    // Else this could be the log of another run, with that of this one as what was removed.
+    if all.first().is_none_or(|first| first.0 == 0) {
+        return Err(wrong("the first line, with the settings, never is"));
+    }
     for (place, line) in all {
         let count = place.checked_sub(before.len());
         let count = count.filter(|count| *count <= kept.len());
         let count = count.ok_or_else(|| wrong("not from places that the log had"))?;
         before.extend(kept.by_ref().take(count));
-        before.push(line);
+        before.push((line, false));
     }
     before.extend(kept);
     let mut head = Head::default();
-    before.iter().for_each(|line| head.add(line));
+    before.iter().for_each(|line| head.add(line.0));
     if head.lines != cut.lines || head.text() != cut.head {
         return Err(wrong("with them the log has another head than it names"));
     }
@@ -186,7 +223,7 @@ mod tests {
     /// The log after a resume that keeps these lines of `lines`, and a later line.
     fn cut(lines: &[u8], kept: &[usize]) -> Vec<u8> {
         let all = whole_lines(lines);
-        let removed = (0..all.len()).filter(|at| !kept.contains(at));
+        let removed = (0..all.len()).filter(|at| kept.binary_search(at).is_err());
         let removed: Vec<_> = removed
             .map(|at| removed_line(at as u64 + 1, all[at]))
             .collect();
@@ -251,7 +288,48 @@ mod tests {
         ] {
             assert!(text.contains(from), "{from}");
             let changed = text.replacen(from, to, 1).into_bytes();
-            find_head(&changed, Some(&wanted)).expect_err(to);
+            let error = find_head(&changed, Some(&wanted)).expect_err(to);
+            assert!(matches!(error, HeadError::Forged(_)), "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_log_of_another_run_that_names_all_lines_of_this_one_as_removed_is_forged() {
+        let first = log(&LINES);
+        let wanted = head_of(&first[..], None).unwrap().text();
+        for kept in [&[][..], &[1, 2, 3], &[3]] {
+            let error = find_head(&cut(&first, kept), Some(&wanted)).unwrap_err();
+            let HeadError::Forged(why) = error else {
+                panic!("{error:?}")
+            };
+            assert!(
+                why.contains("the first line, with the settings, never is"),
+                "{why}"
+            );
+        }
+        // Which lines were written after the head.
+        let found = |log: &[u8]| find_head(log, Some(&wanted)).unwrap().unwrap().still_there;
+        assert_eq!([found(&first), found(&cut(&first, &[0, 2]))], [4, 2]);
+    }
+
+    #[test]
+    fn as_many_cuts_as_are_undone_are_no_forgery_and_more_are_too_large() {
+        let (mut whole, mut cuts) = (log(&LINES), 0);
+        let mut cut_again = |times: usize| {
+            while cuts < times {
+                // The last line is removed each time.
+                let last = whole_lines(&whole).len() - 1;
+                whole = cut(&whole, &(0..last).collect::<Vec<_>>());
+                cuts += 1;
+            }
+            whole.clone()
+        };
+        let few = cut_again(3);
+        assert_eq!(find_within(&few, None, 3 * few.len()), Ok(None));
+        let error = find_within(&few, None, 2 * few.len()).unwrap_err();
+        assert!(matches!(error, HeadError::TooLarge(_)), "{error:?}");
+        assert_eq!(find_head(&cut_again(CUTS_MAX), None), Ok(None));
+        let error = find_head(&cut_again(CUTS_MAX + 1), None).unwrap_err();
+        assert!(matches!(error, HeadError::TooLarge(_)), "{error:?}");
     }
 }

@@ -10,12 +10,15 @@ use ddp_kernels::files::read_up_to;
 
 use crate::checkpoint::{self, CHECKPOINTS, Opened};
 use crate::compare::Logged;
+use crate::config::Config;
+use crate::config::values::Schedule;
 use crate::error::{Error, Result};
 use crate::metrics::{Run, check_run};
-use crate::metrics_log::{EVENTS_FILE, FoundHead, ResumeEvent, find_head, head_of};
+use crate::metrics_log::{EVENTS_FILE, FoundHead, HeadError, ResumeEvent, find_head, head_of};
 
 /// Longer logs are refused unread.
 const LOG_BYTES_MAX: u64 = 1 << 30;
+const LINES_MAX: usize = 4 << 20;
 /// The greatest step: JSON numbers are exact up to here.
 const STEP_MAX: u64 = 1 << 53;
 
@@ -31,6 +34,9 @@ pub(super) struct Claims {
     pub(super) forged: Option<String>,
     /// The checkpoints of the log that are there.
     pub(super) there: BTreeSet<u64>,
+    /// What resumes changed after the published head: settings or data, and what changes no bit.
+    pub(super) changed_later: Vec<String>,
+    pub(super) noted_later: Vec<String>,
     /// The start, as a resume after step 0, and each resume that says how it was.
     pub(super) eras: Vec<ResumeEvent>,
 }
@@ -49,13 +55,28 @@ impl Claims {
                 "{log}: expected at most {LOG_BYTES_MAX} bytes, got more"
             ))
         })?;
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        if lines > LINES_MAX {
+            let log = log.display();
+            let text = format!("{log}: expected at most {LINES_MAX} lines, got {lines}");
+            return Err(Error::Data(text));
+        }
         let head = head_of(&bytes[..], None).map_err(Error::io("read", &log, help))?;
-        let (published, forged) = match find_head(&bytes, wanted) {
+        let (published, mut forged) = match find_head(&bytes, wanted) {
             Ok(found) => (found, None),
-            Err(why) => (None, Some(why)),
+            Err(HeadError::Forged(why)) => (None, Some(why)),
+            Err(HeadError::TooLarge(why)) => {
+                let log = log.display();
+                return Err(Error::Data(format!("{log}: {why}")));
+            }
         };
+        drop(bytes);
         let logged = Logged::read(folder)?;
         let run = &logged.run;
+        if forged.is_none() && run.starts_at != [1] {
+            let at = run.starts_at.last().expect("it has begun");
+            forged = Some(format!("line {at} is a start, which only line 1 is"));
+        }
         let steps = logged.steps.keys().chain(&run.checkpoints);
         let steps = steps.chain(run.resumes.iter().map(|it| &it.step));
         if let Some(step) = steps.chain(run.ranks.iter().map(|it| &it.0)).max()
@@ -63,6 +84,17 @@ impl Claims {
         {
             let text = format!("the log names step {step}: expected at most {STEP_MAX}");
             return Err(Error::Data(text));
+        }
+        let eras = eras(run);
+        let since = published.map_or(u64::MAX, |it| it.still_there as u64);
+        let [changed_later, noted_later] = later_changes(&eras, since);
+        let mut steps = logged.steps.values();
+        if let Some(step) = steps.find(|step| step.digests.is_none()) {
+            return Err(Error::Data(format!(
+                "the log has no digests of step {}, which version 0.6 and older did not write: only \
+                 its loss could be compared",
+                step.step
+            )));
         }
         let named: BTreeSet<u64> = run.checkpoints.iter().copied().collect();
         let is_there = |step: &u64| fs::symlink_metadata(checkpoint::folder(folder, *step)).is_ok();
@@ -73,7 +105,9 @@ impl Claims {
                 .collect(),
             lines: head.lines,
             head: head.text(),
-            eras: eras(&logged.run),
+            changed_later,
+            noted_later,
+            eras: eras.into_iter().map(|era| era.1).collect(),
             logged,
             published,
             forged,
@@ -124,7 +158,8 @@ impl Claims {
     }
 }
 
-fn eras(run: &Run) -> Vec<ResumeEvent> {
+/// The line of each era, and how it began.
+fn eras(run: &Run) -> Vec<(u64, ResumeEvent)> {
     let start = run.start.clone();
     let first = ResumeEvent {
         config: start.config,
@@ -134,8 +169,53 @@ fn eras(run: &Run) -> Vec<ResumeEvent> {
         steps: start.steps,
         ..ResumeEvent::default()
     };
-    let resumes = run.resumes.iter().filter(|it| !it.config.is_empty());
-    std::iter::once(first).chain(resumes.cloned()).collect()
+    let resumes = run
+        .resumes_at
+        .iter()
+        .copied()
+        .zip(run.resumes.iter().cloned());
+    let resumes = resumes.filter(|it| !it.1.config.is_empty());
+    std::iter::once((1, first)).chain(resumes).collect()
+}
+
+/// What eras that begin after line `since` changed: settings and data, and programs and held-out
+/// data. What the lines themselves say of it is not believed.
+fn later_changes(eras: &[(u64, ResumeEvent)], since: u64) -> [Vec<String>; 2] {
+    let (mut changed, mut noted) = (Vec::new(), Vec::new());
+    for pair in eras.windows(2).filter(|pair| pair[1].0 > since) {
+        let (then, (line, now)) = (&pair[0].1, &pair[1]);
+        let at = format!("line {line}, a resume after the published head, changes");
+        let configs = [then, now].map(|era| Config::from_checkpoint(&era.config));
+        if let [Ok(before), Ok(after)] = &configs {
+            changed.extend(after.changes(before).iter().map(|it| format!("{at} {it}")));
+            let is_fixed = after.schedule == Schedule::Constant && after.warmup_steps.is_some();
+            let is_longer = then.steps != now.steps && !is_fixed;
+            if is_longer || after.warmup_steps != before.warmup_steps {
+                let text = "the number of steps or warm-up steps, on which learning rates depend";
+                changed.push(format!("{at} {text}"));
+            }
+        } else if then.config != now.config {
+            changed.push(format!("{at} settings that cannot be read"));
+        }
+        let of = |era: &ResumeEvent| {
+            let contents = era.blake3.clone();
+            [
+                contents.data_blake3,
+                contents.program_blake3,
+                contents.held_out_blake3,
+            ]
+        };
+        let names = ["the training data", "the program", "the held-out data"];
+        for (name, (then, now)) in names.into_iter().zip(of(then).into_iter().zip(of(now))) {
+            let list = if name == names[0] {
+                &mut changed
+            } else {
+                &mut noted
+            };
+            list.extend((then != now).then(|| format!("{at} {name}")));
+        }
+    }
+    [changed, noted]
 }
 
 /// Refuses a symbolic link, which may lead out of the folder.
