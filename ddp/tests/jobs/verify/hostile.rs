@@ -31,26 +31,66 @@ fn claim(run: &Path, name: &str, value: Value) {
 fn settings_that_name_files_are_not_followed() {
     // The folder is compared before and after, and `secret` must not show up in any message.
     let cases: [(&str, Value, i32, &str); 12] = [
-        ("out", "elsewhere".into(), 0, "as claimed: 4 steps repeated"),
+        (
+            "out",
+            "elsewhere".into(),
+            0,
+            "as claimed: 4 steps of 4 repeated",
+        ),
         (
             "cache-dir",
             "elsewhere".into(),
             0,
-            "as claimed: 4 steps repeated",
+            "as claimed: 4 steps of 4 repeated",
         ),
         (
             "tensorboard",
             true.into(),
             0,
-            "as claimed: 4 steps repeated",
+            "as claimed: 4 steps of 4 repeated",
         ),
-        ("trace", "1..2".into(), 0, "as claimed: 4 steps repeated"),
-        ("threads", 100_000.into(), 0, "as claimed: 4 steps repeated"),
-        ("timeout-s", 1e-9.into(), 0, "as claimed: 4 steps repeated"),
-        ("data", "secret.csv".into(), 2, "names 1 path: "),
-        ("val-data", "secret.csv".into(), 2, "names 1 path: "),
-        ("init-from", "secret.csv".into(), 2, "names 1 path: "),
-        ("tokenizer", ".".into(), 2, "names 1 path: "),
+        (
+            "trace",
+            "1..2".into(),
+            0,
+            "as claimed: 4 steps of 4 repeated",
+        ),
+        (
+            "threads",
+            100_000.into(),
+            0,
+            "as claimed: 4 steps of 4 repeated",
+        ),
+        (
+            "timeout-s",
+            1e-9.into(),
+            0,
+            "as claimed: 4 steps of 4 repeated",
+        ),
+        (
+            "data",
+            "secret.csv".into(),
+            2,
+            "names 1 path, and nothing is read only because a log says so",
+        ),
+        (
+            "val-data",
+            "secret.csv".into(),
+            2,
+            "names 1 path, and nothing is read only because a log says so",
+        ),
+        (
+            "init-from",
+            "secret.csv".into(),
+            2,
+            "names 1 path, and nothing is read only because a log says so",
+        ),
+        (
+            "tokenizer",
+            ".".into(),
+            2,
+            "names 1 path, and nothing is read only because a log says so",
+        ),
         (
             "data",
             "synthetic:classification,rows=1000000000000000000,features=4".into(),
@@ -143,7 +183,7 @@ fn links_missing_files_and_absurd_logs_end_in_a_sentence() {
         (
             |run| pipe(&run.join("checkpoints/step-00000004/model.safetensors")),
             &[3],
-            "a pipe (FIFO)",
+            "model.safetensors is not a file",
         ),
         (
             |run| append(run, &"\n".repeat(5 << 20)),
@@ -205,7 +245,7 @@ fn change_lines(run: &Path, change: impl Fn(&mut Value)) {
     fs::write(path, changed.collect::<String>()).unwrap();
 }
 
-/// The log of another run, or of other settings or data, does not pass by a head that was published.
+/// The log of another run, or of other settings or data, does not pass by a published head.
 #[test]
 fn what_follows_a_published_head_is_not_claimed_by_it() {
     type Forge = fn(&str) -> String;
