@@ -25,8 +25,8 @@ pub trait Dataset: Debug + Send + Sync {
     /// `sampled_hash`.
     fn fingerprint(&self) -> Result<String>;
 
-    /// The BLAKE3 of the contents, which nobody can make other data for: what the metrics log of a
-    /// run claims. The default is that of the fingerprint, for rows that this determines.
+    /// The BLAKE3 of the contents, for the metrics log. The default is that of the fingerprint,
+    /// which suits rows that the fingerprint determines.
     fn blake3(&self) -> Result<String> {
         content_blake3(self, "")
     }

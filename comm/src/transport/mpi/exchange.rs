@@ -1,8 +1,8 @@
 //! How ranks exchange values over MPI, and how those that do not come in time are named.
 //!
-//! A collective call of MPI cannot be cancelled, and names nobody. So every rank sends its value to
-//! rank 0, which sends all values to all, or tells them who is missing, so that the others need not
-//! report it.
+//! A collective call of MPI cannot be cancelled, and does not say who is missing. So every rank
+//! sends its value to rank 0, which sends all values to all, or tells them who is missing, so that
+//! the others need not report it.
 
 use std::ffi::c_int;
 use std::sync::Arc;

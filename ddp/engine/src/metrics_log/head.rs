@@ -78,7 +78,7 @@ fn removed(line: &[u8]) -> Option<(usize, &[u8])> {
     Some((number.checked_sub(1)?, rest.strip_suffix(b"}")?))
 }
 
-/// The head of the first `most` lines of a log, or of all if there are fewer or `most` is None.
+/// The head of a log's first `most` lines, or of all lines if `most` is None or too large.
 /// Half a line does not count.
 pub fn head_of(mut log: impl BufRead, most: Option<u64>) -> io::Result<Head> {
     let (mut line, mut head) = (Vec::new(), Head::default());
