@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use ddp_comm::{Field, World};
 use ddp_data::Data;
@@ -52,9 +53,18 @@ fn program_bytes(world: &World) -> Result<String> {
     program_blake3()
 }
 
-/// The BLAKE3 of this program's file.
+/// The BLAKE3 of this program's file, which is read once a process.
 pub fn program_blake3() -> Result<String> {
-    let (mut hash, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 20]);
+    static KNOWN: OnceLock<String> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(known.clone());
+    }
+    let hash = hash_program()?;
+    Ok(KNOWN.get_or_init(|| hash).clone())
+}
+
+fn hash_program() -> Result<String> {
+    let (mut hash, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 17]);
     let mut file = File::open(FILE).map_err(unreadable(Path::new(FILE)))?;
     loop {
         heartbeat::beat(Work::Starts);
