@@ -13,7 +13,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   ddp-train verify out                                     repeat every step
   ddp-train verify out --head 3f9c…                        the head was published: 64 characters
-  ddp-train verify out --intervals 5 --seed 'public draw'  five intervals that nobody could foresee
+  ddp-train verify out --intervals 5 --seed 'public draw'  five intervals, drawn by a text
   ddp-train verify out --data mine.csv --out here          these data; writes here/verdict.json
   ddp-train verify out --ranks 3                           a run with --same-bits, on any ranks
 
@@ -40,7 +40,7 @@ pub(crate) struct VerifyFlags {
     #[arg(long, value_name = "N", value_parser = whole(1..=usize::MAX), allow_negative_numbers = true)]
     #[arg(conflicts_with_all = ["from", "to"])]
     pub intervals: Option<usize>,
-    /// The text that draws them, which nobody could foresee when the head was published
+    /// The text that draws them: one that was not known when the head was published
     #[arg(long, value_name = "TEXT", requires = "intervals")]
     pub seed: Option<String>,
     /// Repeat the intervals with steps after this one
@@ -80,9 +80,8 @@ impl VerifyFlags {
             return Ok(());
         }
         Err(Error::Usage(
-            "--intervals: expected --seed with it, since a draw that nobody can repeat proves \
-             nothing; help: give a text that nobody could foresee when the head was published, as \
-             in --seed 'public draw'"
+            "--intervals: expected --seed with it, so that others can repeat the draw; help: give \
+             a text that was not known when the head was published, as in --seed 'public draw'"
                 .into(),
         ))
     }

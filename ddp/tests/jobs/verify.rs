@@ -352,11 +352,22 @@ fn intervals_are_drawn_by_a_public_seed_or_chosen_by_steps() {
     let drawn = intervals("--intervals 1 --seed public");
     assert!(drawn.len() == 1 && drawn == intervals("--intervals 1 --seed public"));
     assert_eq!(intervals("--intervals 9 --seed public"), intervals("--all"));
+    // Who knows the text cannot choose what is drawn by adding lines.
+    let (_, _, verdict) = verified(&folder, 1, "--data data.csv --from 10");
+    let head = verdict["head"].as_str().unwrap();
+    let draw = |seed: &str| intervals(&format!("--head {head} --intervals 1 --seed {seed}"));
+    let before = ["a", "b", "c", "d"].map(draw);
+    hostile::append(
+        &folder.path().join("run"),
+        "{\"event\":\"sample\",\"step\":12,\"texts\":[]}",
+    );
+    assert_eq!(["a", "b", "c", "d"].map(draw), before);
     let refused = folder.alone("verify run --intervals 1").run();
     let cause = refused.assert_fails(2);
     assert!(cause.contains("expected --seed with it"), "{cause}");
-    let words = "--data data.csv --intervals 1 --seed public";
-    let (code, text, verdict) = verified(&folder, 2, words);
+    let words = format!("--data data.csv --intervals 1 --seed public --head {head}");
+    let drawn = intervals(&format!("--intervals 1 --seed public --head {head}"));
+    let (code, text, verdict) = verified(&folder, 2, &words);
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(verdict["seed"], "public");
     assert!(text.contains("drawn by 'public'"), "{text}");

@@ -171,7 +171,7 @@ impl Verdict {
         }
     }
 
-    /// Wrong flags, a lost rank and a stop say nothing of the run, and without a log there is none.
+    /// Whether the command fails without a verdict: wrong flags, a lost rank, a stop, or no log.
     fn ends_without(&self, error: &Error) -> bool {
         let is_of_job = matches!(error, Error::Comm(_) | Error::Stopped(_));
         let has_log = !self.facts["head"].is_null();
@@ -290,7 +290,9 @@ impl Verdict {
             self.notes.push(text.into());
         }
         let intervals = all(claims, verifier, last);
-        let chosen = chosen(&intervals, &request.choice, &claims.head)?;
+        // Lines that were added since must not decide what is drawn.
+        let head = request.head.as_ref().unwrap_or(&claims.head);
+        let chosen = chosen(&intervals, &request.choice, head)?;
         let is_drawn = matches!(request.choice, Choice::Drawn { .. });
         let wanted = if is_drawn { &intervals } else { &chosen };
         let cannot = wanted.iter().filter(|it| it.why_not.is_some());

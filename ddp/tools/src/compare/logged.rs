@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::config::as_flag;
 use crate::devices::models;
 use crate::error::{Error, Result};
-use crate::metrics::Run;
+use crate::metrics::{Run, event_of};
 use crate::metrics_log::EVENTS_FILE;
 
 /// A layer: its name, a hash of its bits, its norm and its sum. The numbers are null where they
@@ -24,12 +24,6 @@ pub(crate) struct Digests {
     pub(crate) batch: String,
     pub(crate) gradients: Vec<LoggedLayer>,
     pub(crate) weights: Vec<LoggedLayer>,
-}
-
-/// A line of the metrics log.
-#[derive(Deserialize)]
-struct LineKind {
-    event: String,
 }
 
 /// A logged step, or the initial weights as step 0. Version 0.6 and older wrote no digests.
@@ -58,9 +52,11 @@ impl Logged {
         let (mut steps, mut line_number, mut damage) = (BTreeMap::new(), 0, None);
         let run = Run::read_log(folder, |line| {
             line_number += 1;
-            let event = serde_json::from_slice::<LineKind>(line);
-            if event.map_or(true, |it| it.event != "step") {
-                return true;
+            match event_of(line).as_deref() {
+                Some("step") => {}
+                // Not compared, and there may be millions.
+                Some("eval" | "sample") => return false,
+                _ => return true,
             }
             match serde_json::from_slice::<LoggedStep>(line) {
                 Ok(step) => _ = steps.insert(step.step, step),

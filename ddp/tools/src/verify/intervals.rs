@@ -18,7 +18,7 @@ use crate::units::plural;
 pub enum Choice {
     /// Every one.
     All,
-    /// So many, drawn by a text that nobody could foresee.
+    /// So many, drawn by a text that was not known when the head was published.
     Drawn {
         /// How many.
         count: usize,

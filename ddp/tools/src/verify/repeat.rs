@@ -66,7 +66,7 @@ impl Repeats<'_> {
         let mut found = Repeated::default();
         let (difference, seen) = self.once(self.interval.to, &mut found)?;
         if self.any(difference.is_some())? {
-            // A machine with a fault accuses nobody.
+            // The fault may be in this machine.
             let last = match &difference {
                 Some(Difference::Step(parting, _)) => parting.step,
                 _ => self.interval.to,
