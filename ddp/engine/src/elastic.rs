@@ -1,11 +1,12 @@
-//! A run that continues while ranks are lost and come. Start reading at `session`, whose states are
+//! What a rank has trained while others are lost and come. Start reading at `trainer.rs`, which is
 //! the time line of docs/elastic.md.
 //!
 //! After the loss of a rank, or when one comes, the ranks meet in a new world. All that they share
 //! is made anew. Each says where it stands, and all make the same plan of that
 //! (`ddp_comm::membership::agreement`). What a rank has is a `run`, and under ZeRO-1 its `slices`.
+//! Which errors are such a loss is in `loss`.
 
+pub(crate) mod loss;
 pub(crate) mod run;
-pub(crate) mod session;
 pub(crate) mod slices;
 pub(crate) mod totals;

@@ -1,8 +1,9 @@
-//! Training runs: set-up, the loop around the step, the end.
+//! A training run on one rank, from its start to its end, while others are lost and come: the rank's
+//! part of the time line in docs/elastic.md.
 //!
-//! Start reading at `trainer/training.rs`, which has the loop. `setup` and `build` make what it
-//! needs, `opening` the run's folder. `RunProgram` is what the trainer needs of the program around
-//! it.
+//! Start reading below, at [`train`]: `join`, `recover`, `steps`, `meet` and `finish` follow each
+//! other. `training` has the loop around the step, `setup` and `build` make what it needs, `opening`
+//! the run's folder. `RunProgram` is what the trainer needs of the program around it.
 
 mod agree;
 mod bf16;
@@ -20,14 +21,17 @@ mod planned;
 mod program;
 mod replay;
 mod resume;
+mod run;
 mod sample;
 mod setup;
 mod stop_poll;
 mod training;
 mod trial;
 
-use ddp_comm::World;
-use ddp_data::{Data, LeftOpen};
+use std::mem;
+
+use ddp_comm::{StopSignals, World};
+use ddp_data::LeftOpen;
 use ddp_kernels::ops::{bf16_order, with_bf16_order};
 use ddp_kernels::transfer::{Phase, in_phase};
 
@@ -38,14 +42,16 @@ pub use self::plan::Plan;
 pub use self::planned::{ModelBytes, StepBytes};
 pub use self::program::RunProgram;
 pub use self::replay::{Logs, Replay};
-use self::setup::ReadyRun;
+use self::run::{Meet, Run};
+use self::setup::Ready;
 use self::training::TrainingRun;
 pub use self::trial::{Rehearsal, TimedTrial, rehearse};
-use crate::config::{Config, Resume};
+use crate::config::Config;
 use crate::devices;
 pub use crate::devices::program as program_version;
-use crate::elastic::session::{self, Next, RunSettings, Session, Trains};
-use crate::error::Result;
+use crate::elastic::loss::{self, EXIT_LOST};
+use crate::error::{EXIT_STOPPED, Error, Result};
+use crate::faults::{self, FaultPoint};
 pub use crate::model::{ModelOptions, data_shape};
 
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
@@ -58,46 +64,145 @@ pub use crate::model::{ModelOptions, data_shape};
 /// the run may still wait for a disk or another rank, so its memory and the lock of its folder are
 /// kept until then.
 pub fn train(options: &Config, program: &mut dyn RunProgram, world: &World) -> Result<()> {
-    let from_checkpoint = Config {
-        resume: Resume::Auto,
-        ..options.clone()
-    };
-    let options = RunSettings {
-        at_start: options,
-        of_begun: &from_checkpoint,
-    };
-    let mut training = Training { options, program };
     // The run may set another.
-    with_bf16_order(bf16_order(), || session::run(world, &mut training))
+    with_bf16_order(bf16_order(), || Run::new(options).train(world, program))
 }
 
-struct Training<'a> {
-    options: RunSettings<'a>,
-    program: &'a mut dyn RunProgram,
-}
-
-impl Trains for Training<'_> {
-    type Ready = ReadyRun;
-
-    fn open_data(&mut self, world: &World) -> Result<Option<Data>> {
-        // A GPU that cannot be used is found while the others do not wait.
-        devices::of_run(self.options.at_start, world)?;
-        let data = build::data(self.options.at_start, self.program, world, None)?;
-        // What a table has chosen, a resumed run may have otherwise.
-        let chooses = |data: &Data| {
-            let table = data.of_table.as_ref();
-            table.is_some_and(|request| request.left_open != LeftOpen::default())
+impl Run<'_> {
+    /// Trains from the first generation of ranks, `first`, to the last. All ranks of a world do the
+    /// same together, but for `join`.
+    fn train(mut self, first: &World, program: &mut dyn RunProgram) -> Result<()> {
+        // Between two worlds too, a request to stop is not lost.
+        let stops = first.catch_stop();
+        let mut later = None;
+        let mut generations = || -> Result<()> {
+            let joins = first.is_newcomer();
+            let joined = joins.then(|| self.join(first, &stops, program));
+            let mut why = joined.transpose()?;
+            while let Some(ready) = self.recover(why, first, &mut later, program)? {
+                why = self.steps(ready, later.as_ref().unwrap_or(first), program)?;
+                if why.is_none() {
+                    break;
+                }
+            }
+            Ok(())
         };
-        Ok((!chooses(&data)).then_some(data))
+        let result = generations();
+        self.finish(result, first, later)
     }
 
-    fn recover(&mut self, world: &World, session: &mut Session) -> Result<Option<ReadyRun>> {
-        setup::prepare(self.options, self.program, world, session)
+    /// A process that has come while others train opens its data alone, in a world of one rank: the
+    /// others do not wait for it.
+    fn join(
+        &mut self,
+        world: &World,
+        stops: &StopSignals,
+        program: &dyn RunProgram,
+    ) -> Result<Meet> {
+        self.has_begun = None;
+        // It has nothing to save.
+        let ending = world.leave_when_asked(stops, EXIT_STOPPED)?;
+        let data = in_phase(Phase::Setup, || {
+            // A GPU that cannot be used is found while the others do not wait.
+            devices::of_run(self.given, world)?;
+            build::data(self.given, program, world, None)
+        })?;
+        // What a table has chosen, a resumed run may have otherwise.
+        let request = data.of_table.as_ref();
+        let chooses = request.is_some_and(|request| request.left_open != LeftOpen::default());
+        self.data = Some(data).filter(|_| !chooses);
+        faults::at_step(FaultPoint::Joining, 0)?;
+        drop(ending);
+        Ok(Meet(None))
     }
 
-    fn train(&mut self, ready: ReadyRun, world: &World, session: &mut Session) -> Result<Next> {
-        let program = &mut *self.program;
-        let new = || TrainingRun::new(program, world, ready, session);
-        Ok(in_phase(Phase::Setup, new)?.train())
+    /// What the loss of a rank enters and leaves: the ranks meet, agree where they continue, and get
+    /// what they lack; but a new one without slices gets its weights in `steps`. If a rank is lost
+    /// meanwhile, they do so again. In the first generation, they begin. None if the run is finished.
+    fn recover(
+        &mut self,
+        mut why: Option<Meet>,
+        first: &World,
+        later: &mut Option<World>,
+        program: &dyn RunProgram,
+    ) -> Result<Option<Ready>> {
+        loop {
+            if let Some(Meet(why)) = why {
+                // Only now is the world before dropped. It waits for no rank: its calls have ended.
+                *later = Some(Run::meet(later.as_ref().unwrap_or(first), why)?);
+            }
+            let world = later.as_ref().unwrap_or(first);
+            self.change.extend(world.change());
+            self.noticed = self.noticed.or(world.over_since());
+            match in_phase(Phase::Setup, || self.prepare(world, program)) {
+                Ok(ready) => return Ok(ready),
+                Err(error) => why = Some(self.leave(error, world)?),
+            }
+        }
+    }
+
+    /// Takes steps with the ranks of `world`. None if the run is over, and its files are closed.
+    fn steps(
+        &mut self,
+        ready: Ready,
+        world: &World,
+        program: &mut dyn RunProgram,
+    ) -> Result<Option<Meet>> {
+        match in_phase(Phase::Setup, || {
+            TrainingRun::new(self, ready, world, program)
+        }) {
+            Ok(training) => training.train(),
+            Err(error) => self.leave(error, world).map(Some),
+        }
+    }
+
+    /// After an error before the first step: ends what the run does with the ranks of this world,
+    /// if they meet again. This process or the job ends after other errors.
+    fn leave(&mut self, error: Error, world: &World) -> Result<Meet> {
+        let joined = &self.change.joined;
+        loss::leave_if_new(&error, world, joined);
+        if world.generation() > 1 {
+            loss::leave_if_alone(&error, world);
+        }
+        // A rank that joins with other settings leaves.
+        let is_of_new = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));
+        let is_of_new = is_of_new && world.is_elastic() && !joined.is_empty();
+        if !is_of_new && !loss::continues_after(&error, world, &self.devices()) {
+            return Err(error);
+        }
+        world.end_generation(error.of_ranks());
+        let halted = self.rank_run.as_mut().map(|run| run.step.halt());
+        if let Some(Err(error)) = halted {
+            world.leave(&error, EXIT_LOST);
+        }
+        Ok(Meet(Some(error)))
+    }
+
+    /// Waits for the next generation of ranks.
+    fn meet(world: &World, why: Option<Error>) -> Result<World> {
+        let next = world.next_generation(why.as_ref().and_then(Error::of_ranks));
+        let next = next.map_err(Error::from);
+        next.inspect_err(|error| loss::leave_if_alone(error, world))
+    }
+
+    /// Ends the run, and with `Ok` the job, in this order: the metrics log and the step are dropped,
+    /// then the launcher hears that no loss matters any more, then the last world is dropped, which
+    /// waits for its other ranks.
+    fn finish(self, result: Result<()>, first: &World, later: Option<World>) -> Result<()> {
+        match &result {
+            Ok(()) => {
+                drop(self);
+                later.as_ref().unwrap_or(first).finish();
+            }
+            Err(error) => {
+                // Dropped, they would wait for other ranks, or for threads that do not end. With these
+                // two errors all ranks end alike, and no thread waits for another rank.
+                mem::forget(later);
+                if !matches!(error, Error::Stopped(_) | Error::NonFinite(_)) {
+                    mem::forget(self);
+                }
+            }
+        }
+        result
     }
 }

@@ -5,19 +5,20 @@
 use std::collections::BTreeMap;
 
 use ddp_comm::World;
+use ddp_data::Loader;
 use ddp_kernels::ops::Bf16Order;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_nn::optim::Schedule;
 use serde_json::{Value, json};
 
-use super::opening::RunFolder;
 use super::program::RunProgram;
-use super::setup::{self, Assembled, Prepared};
+use super::run::Run;
+use super::setup::AgreedRun;
 use crate::checkpoint::{self, Opened};
 use crate::config::Config;
 use crate::devices;
 use crate::digest::{self, StepDigests};
-use crate::elastic::session::Session;
+use crate::elastic::run::RankRun;
 use crate::error::{Error, Result};
 
 /// What is said of a step.
@@ -38,8 +39,9 @@ const NOT_REPEATED: [&str; 9] = [
 /// A run of which steps are repeated.
 pub struct Replay<'a> {
     world: &'a World,
-    run: Box<Assembled>,
-    session: Session,
+    run: AgreedRun,
+    loader: Loader,
+    rank_run: RankRun,
     schedule: Schedule,
     /// Steps and rows that are done.
     taken: u64,
@@ -56,22 +58,22 @@ impl<'a> Replay<'a> {
         world: &'a World,
         order: Option<Bf16Order>,
     ) -> Result<Replay<'a>> {
-        let mut session = Session::default();
-        session.bf16_order = order;
-        let assemble = || setup::assemble(options, program, world, u64::MAX, &mut session, None);
-        let Prepared::Ready(run) = in_phase(Phase::Setup, assemble)? else {
+        let mut whole = Run::new(options);
+        whole.bf16_order = order;
+        let assemble = || whole.assemble(program, world, u64::MAX, None);
+        let (run, Some((_, loader, _))) = in_phase(Phase::Setup, assemble)? else {
             let text = "a replay: expected a run with steps to repeat, got one that has ended";
             return Err(Error::Usage(text.into()));
         };
-        let schedule = run.settled.learning_rate(&run.plan)?;
-        let totals = &session.run().totals;
+        let rank_run = whole.rank_run.expect("the run is built");
         Ok(Replay {
-            taken: totals.steps,
-            samples: totals.samples,
             world,
+            schedule: run.settled.learning_rate(&run.plan)?,
+            taken: rank_run.totals.steps,
+            samples: rank_run.totals.samples,
             run,
-            session,
-            schedule,
+            loader,
+            rank_run,
         })
     }
 
@@ -98,19 +100,18 @@ impl<'a> Replay<'a> {
 
     /// What a metrics log says of the weights before the first step. All ranks call it together.
     pub fn initial_weights(&mut self) -> Result<Value> {
-        let stages = self.session.run().step.stages().iter();
+        let stages = self.rank_run.step.stages().iter();
         let parts = stages.map(|stage| (&stage.model().params, stage.reducer().group()));
         Ok(json!(digest::of_weights(parts)?))
     }
 
     /// Takes the next step, and says what a metrics log says of it. All ranks call it together.
     pub fn take(&mut self, logs: Logs) -> Result<Option<String>> {
-        let (step0, run) = (self.taken, &mut self.run);
-        let step = &mut self.session.run().step;
+        let (step0, step) = (self.taken, &mut self.rank_run.step);
         let is_logged = logs == Logs::Step;
         let lr = self.schedule.learning_rate(step0);
         step.measure_norm(is_logged);
-        let batch = in_phase(Phase::Step, || run.loader.load(step0))?;
+        let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         step.run(batch, lr)?;
         self.taken += 1;
         self.samples += batch.rows;
@@ -120,7 +121,7 @@ impl<'a> Replay<'a> {
         let report = step.report()?;
         let [gradients, weights] = step.digests(report.stats.weight_sum, false)?;
         let digests = StepDigests {
-            batch: digest::of_batch(&mut run.loader, step0),
+            batch: digest::of_batch(&mut self.loader, step0),
             gradients,
             weights,
         };
@@ -133,16 +134,13 @@ impl<'a> Replay<'a> {
     /// What of a checkpoint after the steps taken is not as they made it, as texts. All ranks call
     /// it together.
     pub fn differences(&mut self, saved: &Opened) -> Result<Vec<String>> {
-        let step = &mut self.session.run().step;
-        let mut found = checkpoint::differences(saved, step, self.world)?;
-        let rank_run = &*self.session.run();
-        let mut state =
-            RunFolder::new(&self.run.settled, &self.run, rank_run, self.world).state()?;
-        let next = self.run.loader.sampler().at(self.taken);
+        let mut found = checkpoint::differences(saved, &mut self.rank_run.step, self.world)?;
+        let mut state = self.run.state(&self.rank_run, self.world)?;
+        let next = self.loader.sampler().at(self.taken);
         (state.step, state.samples) = (self.taken, self.samples);
         (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);
         state.schedule.learning_rate = self.schedule.learning_rate(self.taken);
-        state.optimizer_since = rank_run.step.stages()[0].optimizer().since();
+        state.optimizer_since = self.rank_run.step.stages()[0].optimizer().since();
         let known = [state, saved.state.clone()].map(|state| json!(state));
         let fields = known[1].as_object().into_iter().flatten();
         let names = fields.map(|(name, _)| &**name);

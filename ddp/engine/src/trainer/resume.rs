@@ -20,6 +20,7 @@ use crate::checkpoint::{self, Opened, Plateau, State};
 use crate::config::{Config, Length, Resume};
 use crate::devices::models;
 use crate::error::{Error, Result};
+use crate::exchange;
 use crate::metrics_log::{self, LockedLog};
 use crate::setting::{
     CONFIG, DATA, DEVICE, EPOCHS, INIT_FROM, LABELS, OUT, OVERRIDE, RESUME, SAME_BITS, SCHEDULE,
@@ -116,9 +117,29 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     Ok(opened)
 }
 
+/// Whether the run can resume from `opened`: what `override` allowed, and whether nothing is left to
+/// do. All ranks call it together.
+pub(super) fn check(
+    options: &Config,
+    plan: &Plan,
+    data: &Data,
+    own: (Device, Option<&str>),
+    opened: &mut Opened,
+    world: &World,
+) -> Result<(Vec<String>, bool)> {
+    let overridden = changes(options, plan, data, own, opened)?;
+    forget_best(options, data, &mut opened.state)?;
+    let state = &opened.state;
+    let is_over = plan.is_over(state.step) || options.has_stopped_early(&state.progress);
+    // It may have been stopped, or its ranks lost, before all of its end was written.
+    let has_ended = || Ok(metrics_log::has_ended_well(&options.out));
+    let is_finished = is_over && exchange::broadcast(world, 0, has_ended)?;
+    Ok((overridden, is_finished))
+}
+
 /// What has changed since the checkpoint `opened` and alters the results. Refuses that, unless
 /// `override` is given, and a plan with fewer steps than were taken.
-pub(super) fn changes(
+fn changes(
     options: &Config,
     plan: &Plan,
     data: &Data,
@@ -337,7 +358,7 @@ pub(super) fn restore(
 
 /// Forgets the best evaluation if the run is evaluated on other rows than before, or by another
 /// figure, so that evaluations cannot be compared.
-pub(super) fn forget_best(options: &Config, data: &Data, state: &mut State) -> Result<()> {
+fn forget_best(options: &Config, data: &Data, state: &mut State) -> Result<()> {
     let Some(best) = state.progress.best.or(state.best) else {
         return Ok(());
     };

@@ -40,13 +40,13 @@ pub(super) struct StopPoll {
 }
 
 impl StopPoll {
-    /// Polls for `stops` in a run of which `taken` steps are done. All ranks call it together.
-    pub(super) fn new(world: &World, stops: StopSignals, taken: u64) -> Result<StopPoll> {
+    /// Polls in a run of which `taken` steps are done. All ranks call it together.
+    pub(super) fn new(world: &World, taken: u64) -> Result<StopPoll> {
         let has_others = world.size() > 1;
         let group = has_others.then(|| world.group("stop poll")).transpose()?;
         let message = Tensor::zeros(&[3], DType::F64, Device::Cpu)?.named("stop poll");
         Ok(StopPoll {
-            stops,
+            stops: world.catch_stop(),
             group,
             message,
             next: taken + 1,
@@ -146,7 +146,7 @@ mod tests {
         let worlds = World::threads(3, Some(7), Duration::from_secs(60)).unwrap();
         let heard: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let run = |world: World| {
-                let mut poll = StopPoll::new(&world, world.catch_stop(), 10).unwrap();
+                let mut poll = StopPoll::new(&world, 10).unwrap();
                 let mut polls = vec![];
                 for step in 11..200 {
                     // Sleep: ranks differ in speed.

@@ -7,38 +7,37 @@ mod evaluation;
 mod logging;
 mod saving;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Signal, World};
+use ddp_comm::{Group, Signal, World};
+use ddp_data::{InOrder, Loader};
 use ddp_kernels::trace::{self, Label, Lane};
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_nn::optim::Schedule;
 
-use super::opening::RunFolder;
 use super::program::RunProgram;
-use super::setup::{Assembled, ReadyRun};
+use super::run::{Meet, Run};
+use super::setup::{AgreedRun, Ready};
 use super::stop_poll::StopPoll;
 use crate::checkpoint::{Saver, State};
-use crate::config::Config;
+use crate::elastic::loss::{self, EXIT_LOST};
 use crate::elastic::run::RankRun;
-use crate::elastic::session::{self, Next, Session, Unlogged};
 use crate::elastic::totals::Clock;
 use crate::error::{Error, Result};
 use crate::faults;
-use crate::metrics_log::{self, MetricsLog, RunOutcome};
+use crate::metrics_log::MetricsLog;
 use crate::model::data_shape;
 use crate::setting::{MIN_RANKS, RESUME};
 use crate::tasks::{self, Task};
 use crate::trace::{RunTrace, TraceSteps};
-
-/// How long the metrics log and the report may delay the message of what failed.
-const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// What a trace shows of the loop.
 const STEP: Label = Label::new(Lane::Step, "step");
 const LOG: Label = Label::new(Lane::Step, "log");
 
 /// What follows a step.
+#[derive(PartialEq, Eq)]
 enum AfterStep {
     /// The next one.
     Step,
@@ -48,12 +47,14 @@ enum AfterStep {
     End,
 }
 
-/// A training run, on one rank.
+/// A run that takes steps with the ranks of a generation, on one rank.
 pub(super) struct TrainingRun<'a> {
-    options: Config,
     program: &'a mut dyn RunProgram,
     world: &'a World,
-    run: Assembled,
+    run: AgreedRun,
+    main: Group,
+    loader: Loader,
+    held_out: InOrder,
     /// What this rank keeps when the ranks meet again.
     rank_run: &'a mut RankRun,
     /// On rank 0.
@@ -74,182 +75,117 @@ pub(super) struct TrainingRun<'a> {
 }
 
 impl<'a> TrainingRun<'a> {
-    /// Everything else up to the first step.
+    /// Everything else up to the first step: opens the run's folder, and says who was lost.
     pub(super) fn new(
-        program: &'a mut dyn RunProgram,
+        whole: &'a mut Run<'_>,
+        (run, (main, loader, held_out), locked): Ready,
         world: &'a World,
-        ready: ReadyRun,
-        session: &'a mut Session,
+        program: &'a mut dyn RunProgram,
     ) -> Result<TrainingRun<'a>> {
-        let ReadyRun { run, locked, stops } = ready;
-        let (rank_run, log, unlogged) = session.parts();
-        let options = run.settled.clone();
-        let folder = RunFolder::new(&options, &run, rank_run, world);
-        let mut state = folder.state()?;
-        let weights = folder.initial_weights()?;
-        if world.rank() == 0 && log.is_none() {
-            *log = Some(folder.open_log(program, locked, unlogged.logged, weights)?);
-        }
+        let mut state = run.state(whole.built(), world)?;
+        whole.open_log(&run, &state, locked, world, program)?;
+        let options = &run.settled;
         if let (Some(bytes), 0, false) = (run.kept_bytes, world.rank(), run.continues) {
             let mb = bytes as f64 / 1e6;
             tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
         }
-        let held_out = state.held_out.take();
+        let held_out_rows = state.held_out.take();
+        let rank_run = whole.rank_run.as_mut().expect("the run is built");
         let lost_checkpoint = if run.continues {
-            rank_run.complete_log(log.as_mut(), &options.out, world)?
+            rank_run.complete_log(whole.metrics_log.as_mut(), &options.out, world)?
         } else {
-            begin(&run, rank_run);
+            // A new run, or one that resumes a checkpoint.
+            rank_run.clock = Clock::new(rank_run.clock.has_rates);
+            if let Some(before) = &run.resumed {
+                rank_run.totals.held_out = before.state.held_out.clone();
+            }
             false
         };
         rank_run.clock.restart();
         // The best stays what it was while there is nothing to compare.
         let totals = &mut rank_run.totals;
-        totals.held_out = held_out.or(totals.held_out.take());
+        totals.held_out = held_out_rows.or(totals.held_out.take());
         let taken = totals.steps;
-        let stop_poll = StopPoll::new(world, stops, taken)?;
+        let stop_poll = StopPoll::new(world, taken)?;
         // Ranks that met again trace what is left.
         let is_left = |steps: &TraceSteps| !run.continues || steps.reach(taken + 1);
         let traced = options.trace.filter(is_left);
         let trace = RunTrace::new(traced, [taken + 1, run.plan.steps], &run.devices, world);
-        if let Some(log) = log.as_mut().filter(|_| world.generation() > 1) {
-            session::say_change(log, unlogged, world, taken)?;
-        }
-        // No rank trains before the metrics log is open.
-        world.barrier()?;
-        *unlogged = Unlogged {
-            logged: Some(world.generation()),
-            ..Unlogged::default()
-        };
-        let behind = log.as_ref().map(MetricsLog::handle).transpose()?;
+        whole.announce(world, taken)?;
+        let behind = whole.metrics_log.as_ref().map(MetricsLog::handle);
+        let behind = behind.transpose()?;
         let tokenizer = run.data.tokenizer.clone();
         let saver = Saver::of_run(world, &options.out, options.keep, behind, tokenizer)?;
         let shape = data_shape(run.data.train.spec());
-        let schedule = options.learning_rate(&run.plan)?;
-        let flop_of_a_row = options.model.flop_of_a_row(&shape);
         Ok(TrainingRun {
-            options,
             program,
             world,
             task: tasks::of(run.data.train.task()),
-            schedule,
+            schedule: options.learning_rate(&run.plan)?,
+            flop_of_a_row: options.model.flop_of_a_row(&shape),
             saver,
             state,
             lost_checkpoint,
             stop_poll,
             trace,
-            flop_of_a_row,
             matmul_tflops: None,
             run,
-            rank_run,
-            metrics_log: log,
+            main,
+            loader,
+            held_out,
+            rank_run: whole.rank_run.as_mut().expect("the run is built"),
+            metrics_log: &mut whole.metrics_log,
         })
     }
-}
 
-/// Begins a new run, or one that resumes a checkpoint.
-fn begin(run: &Assembled, rank_run: &mut RankRun) {
-    rank_run.clock = Clock::new(rank_run.clock.has_rates);
-    if let Some(before) = &run.resumed {
-        rank_run.totals.held_out = before.state.held_out.clone();
-    }
-}
-
-impl TrainingRun<'_> {
-    /// Trains. The metrics log's last line says how the run ended, also after an error.
-    pub(super) fn train(mut self) -> Next {
-        let trained = match self.train_steps() {
-            Ok(AfterStep::Meet) => {
-                // All steps are complete on all ranks, so none is repeated.
-                let settled = self.rank_run.step.settle();
-                match settled.and_then(|()| Ok(self.world.barrier()?)) {
-                    Ok(()) => return self.leave(None),
-                    Err(error) => Err(error),
-                }
-            }
-            Ok(AfterStep::Step | AfterStep::End) => self.save_last(self.run.plan.steps),
-            Err(error) => Err(error),
-        };
-        let trained = trained.and_then(|saved| self.finish_trace().map(|()| saved));
-        if matches!(trained, Err(Error::NonFinite(_))) {
+    /// Trains until the run is over (None), or until the ranks meet again.
+    pub(super) fn train(mut self) -> Result<Option<Meet>> {
+        let saved = self.steps();
+        if matches!(saved, Err(Error::NonFinite(_))) {
             // A checkpoint from before the bad step may still be being written.
             let best = self.rank_run.totals.best.map(|best| best.step);
             let written = self.saver.write_remembered(best);
             let finished = written.and_then(|()| self.saver.finish());
             _ = finished.and_then(|_| self.record_saved());
         }
-        // Only after a successful run can all ranks be asked.
-        let result = trained.and_then(|saved| self.audit().map(|()| saved));
-        let result = match result {
-            Err(error) if session::continues_after(&error, self.world, &self.run.devices) => {
-                return self.leave(Some(error));
-            }
-            result => result,
-        };
-        if let Err(error) = &result {
-            session::leave_if_alone(error, self.world);
+        match saved {
+            Ok(Some(saved)) => self.finish(Ok(saved)),
+            Ok(None) => Ok(Some(self.leave(None))),
+            Err(error) if self.continues_after(&error) => Ok(Some(self.leave(Some(error)))),
+            Err(error) => self.finish(Err(error)),
         }
-        let (reason, exit_code) = match &result {
-            Ok(_) => (self.early().unwrap_or_else(|| metrics_log::DONE.into()), 0),
-            Err(Error::Remote(error)) if error.rank > 0 => {
-                (format!("rank {}: {error}", error.rank), error.exit_code)
-            }
-            Err(error) => (error.to_string(), error.exit_code()),
-        };
-        let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
-        let has_failed = result.is_err() && !all_know;
-        // The cause, such as a disk that does not answer, may hold up the metrics log too.
-        let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
-        let outcome = match &result {
-            Ok(_) if self.early().is_some() => RunOutcome::Early,
-            _ => RunOutcome::of_exit_code(exit_code),
-        };
-        let closed = self.close(outcome, &reason, exit_code);
-        let report = self.report();
-        drop(ending);
-        if has_failed {
-            // Threads of the run may wait forever: the caller reports the error and ends the
-            // process without waiting for them.
-            std::mem::forget(self);
-            return Next::End(result.map(drop));
-        }
-        if all_know {
-            // The first rank to leave ends the others, so all close their files first. The first
-            // error is the one that counts.
-            _ = self.world.barrier();
-            if matches!(result, Err(Error::Stopped(_))) && self.world.rank() > 0 {
-                // Rank 0 says it, after its progress: launchers mix the lines of several ranks.
-                _ = self.world.barrier();
-            }
-        }
-        let saved = match result.and_then(|saved| closed.map(|()| saved)) {
-            Ok(saved) => saved,
-            Err(error) => return Next::End(Err(error)),
-        };
-        if self.world.is_elastic()
-            && let Err(error) = self.world.barrier().map_err(Error::from)
-            && self.metrics_log.is_none()
-        {
-            // Rank 0 may be lost before it has closed the metrics log: another one does it then.
-            return if session::continues_after(&error, self.world, &self.run.devices) {
-                self.leave(Some(error))
-            } else {
-                Next::End(Err(error))
-            };
-        }
-        if self.world.rank() == 0 {
-            self.say_end(&saved, report);
-        }
-        Next::End(Ok(()))
     }
 
-    /// Ends what it shares with the ranks of this world, because of `why`. All else is kept.
-    fn leave(self, why: Option<Error>) -> Next {
+    fn continues_after(&self, error: &Error) -> bool {
+        loss::continues_after(error, self.world, &self.run.devices)
+    }
+
+    /// Ends what it shares with the ranks of this world, because of `why`. First the calls of its
+    /// groups end, then the GPU, which may wait in one of them, then all that belongs to the
+    /// generation is dropped. What the `Run` has is whole.
+    fn leave(self, why: Option<Error>) -> Meet {
         let of_ranks = why.as_ref().and_then(Error::of_ranks);
         self.world.end_generation(of_ranks);
-        if let Err(error) = self.rank_run.halt(self.run.loader.sampler()) {
-            self.world.leave(&error, session::EXIT_LOST);
+        if let Err(error) = self.rank_run.halt(self.loader.sampler()) {
+            self.world.leave(&error, EXIT_LOST);
         }
-        Next::Meet(why)
+        Meet(why)
+    }
+
+    /// Takes all steps and saves the model, in the folder that is returned. None if the ranks meet,
+    /// because processes have come that are to be taken in.
+    fn steps(&mut self) -> Result<Option<PathBuf>> {
+        if self.train_steps()? == AfterStep::Meet {
+            // All steps are complete on all ranks, so none is repeated.
+            self.rank_run.step.settle()?;
+            self.world.barrier()?;
+            return Ok(None);
+        }
+        let saved = self.save_last(self.run.plan.steps)?;
+        self.finish_trace()?;
+        // Only after a successful run can all ranks be asked.
+        self.audit()?;
+        Ok(Some(saved))
     }
 
     /// Takes steps, with evaluations and checkpoints between them, until the ranks meet or the run
@@ -264,7 +200,7 @@ impl TrainingRun<'_> {
             self.stop_poll.requested(taken, true, self.world)?
         };
         // Before anything is saved or compared.
-        self.rank_run.give_state(&self.run.main)?;
+        self.rank_run.give_state(&self.main)?;
         if self.world.generation() > 1 && taken > 0 {
             // What belongs to the last step, as far as it is not done.
             if self.logs(taken) && self.rank_run.totals.logged != taken {
@@ -300,7 +236,7 @@ impl TrainingRun<'_> {
     /// Makes step `number`, after its evaluation, the last one if the run stops early there.
     fn stop_early(&mut self, number: u64) -> bool {
         let progress = &self.rank_run.totals.progress;
-        let stops = self.options.has_stopped_early(progress);
+        let stops = self.run.settled.has_stopped_early(progress);
         if stops {
             self.run.plan.steps = number;
         }
@@ -311,7 +247,7 @@ impl TrainingRun<'_> {
     fn logs(&self, number: u64) -> bool {
         number == 1
             || self.run.plan.is_over(number)
-            || number.is_multiple_of(self.options.log_every)
+            || number.is_multiple_of(self.run.settled.log_every)
     }
 
     /// Ends a run that has lost too many ranks, after it has saved.
@@ -329,7 +265,7 @@ impl TrainingRun<'_> {
             self.world.ranks_max(),
             folder.display()
         );
-        Err(Error::remote(0, text, session::EXIT_LOST))
+        Err(Error::remote(0, text, EXIT_LOST))
     }
 
     /// What follows step `number`, but for its line in the metrics log: its evaluation, its
@@ -379,17 +315,17 @@ impl TrainingRun<'_> {
         let logs = self.logs(number);
         let learning_rate = self.schedule.learning_rate(step0);
         let began = Instant::now();
-        let batch = in_phase(Phase::Step, || self.run.loader.load(step0))?;
+        let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.rank_run.clock.waits.data += began.elapsed();
         self.rank_run.workload.count(batch);
         self.rank_run.clock.count_lengths(batch);
         self.rank_run.step.measure_norm(logs);
-        let ranks = &self.run.main;
+        let ranks = &self.main;
         self.rank_run.take_step(batch, learning_rate, ranks)?;
         let stages = self.rank_run.step.stages().iter();
         let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
         self.rank_run.clock.waits.reductions += exposed.sum::<Duration>();
-        faults::rows(number, self.run.loader.rows());
+        faults::rows(number, self.loader.rows());
         if self.metrics_log.is_some() {
             self.program.step(number);
         }
@@ -401,7 +337,7 @@ impl TrainingRun<'_> {
 
     /// Logs step `number`, which was taken last.
     fn log_step(&mut self, number: u64) -> Result<()> {
-        let epoch = self.run.loader.sampler().at(number - 1).epoch;
+        let epoch = self.loader.sampler().at(number - 1).epoch;
         let learning_rate = self.schedule.learning_rate(number - 1);
         let log = || self.log(number, epoch, learning_rate);
         trace::record(LOG, || in_phase(Phase::Log, log))?;
@@ -430,7 +366,7 @@ impl TrainingRun<'_> {
 
     /// Writes the trace, if one is being recorded.
     fn finish_trace(&mut self) -> Result<()> {
-        let lines = self.trace.finish(self.world, &self.options.out)?;
+        let lines = self.trace.finish(self.world, &self.run.settled.out)?;
         for line in &lines {
             self.program.note(line);
             self.rank_run.clock.restart();

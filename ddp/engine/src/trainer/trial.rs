@@ -12,11 +12,11 @@ use super::division;
 use super::plan::Plan;
 use super::planned::{self, ModelBytes, StepBytes};
 use super::program::RunProgram;
-use super::setup::{self, Assembled, Prepared, Unbuilt};
+use super::run::Run;
+use super::setup::{AgreedRun, Rows};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
 use crate::elastic::run::RankRun;
-use crate::elastic::session::Session;
 use crate::elastic::slices::Slices;
 use crate::error::Result;
 use crate::step::{Stage, Step};
@@ -85,23 +85,23 @@ pub fn rehearse(
     program: &dyn RunProgram,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
-    let mut session = Session::default();
-    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX, &mut session, None);
-    let prepared = in_phase(Phase::Setup, assemble)?;
+    let mut whole = Run::new(options);
+    let assemble = || whole.assemble(program, world, PARAMETERS_MAX, None);
+    let (run, rows) = in_phase(Phase::Setup, assemble)?;
     if options.resume == Resume::Never && world.rank() == 0 {
         metrics_log::check_free(&options.out)?;
     }
-    let mut run = match prepared {
-        Prepared::Finished(_) => return Ok(None),
-        Prepared::TooLarge(run) => return without_model(*run, world).map(Some),
-        Prepared::Ready(run) => run,
+    if run.is_finished {
+        return Ok(None);
+    }
+    let planned = planned_alone(&run, world)?;
+    let Some(rows) = rows else {
+        return Ok(Some(planned));
     };
-    let rank_run = session.run();
-    let (step, taken) = (&mut rank_run.step, rank_run.totals.steps);
-    let options = &run.options.clone();
-    let step_bytes = planned::plan(options, &run.data, world, &run.devices)?.1;
-    let is_over = run.plan.is_over(taken);
-    let trial = (!is_over).then(|| trial(&mut run, step, world, taken));
+    let (rank_run, options) = (whole.built(), &run.options);
+    let step = &mut rank_run.step;
+    let is_over = run.plan.is_over(planned.taken);
+    let trial = (!is_over).then(|| trial(&run, rows, step, world));
     let trial = trial.transpose()?.flatten();
     let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
     // Ranks have other parts of the tree of shards.
@@ -119,25 +119,19 @@ pub fn rehearse(
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
     Ok(Some(Rehearsal {
-        taken,
         model_bytes,
-        step_bytes,
         between_ranks_bytes: Some(most(bytes_between_ranks(&rank_run.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&rank_run.step, world)?,
         activation_bytes: Some(most(rank_run.step.activation_bytes() as u64)?),
         host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
-        held_out_rows: run.data.held_out.rows(),
-        data: run.data.description,
-        plan: run.plan,
-        devices: run.devices,
-        places: run.places,
+        ..planned
     }))
 }
 
-/// What is known of a run whose model was not made.
-fn without_model(run: Unbuilt, world: &World) -> Result<Rehearsal> {
+/// What is known of a run without its model.
+fn planned_alone(run: &AgreedRun, world: &World) -> Result<Rehearsal> {
     let options = &run.options;
     let (model_bytes, step_bytes) = planned::plan(options, &run.data, world, &run.devices)?;
     let shares = division::step_options(options, world)
@@ -148,16 +142,16 @@ fn without_model(run: Unbuilt, world: &World) -> Result<Rehearsal> {
         step_bytes,
         checkpoint_bytes: model_bytes.model + model_bytes.moments * shares as u64,
         between_ranks_bytes: None,
-        taken: run.taken,
+        taken: run.taken(),
         host_peak_mb: None,
         device_peak_mb: None,
         activation_bytes: None,
         trial: None,
         held_out_rows: run.data.held_out.rows(),
-        data: run.data.description,
+        data: run.data.description.clone(),
         plan: run.plan,
-        devices: run.devices,
-        places: run.places,
+        devices: run.devices.clone(),
+        places: run.places.clone(),
     })
 }
 
@@ -225,16 +219,16 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
 /// Takes a few steps and evaluates, so that memory reaches its peak. On GPUs it takes steps for
 /// about a second, the same number on all ranks, and returns their times.
 fn trial(
-    run: &mut Assembled,
+    run: &AgreedRun,
+    (main, mut loader, mut held_out): Rows,
     step: &mut Step,
     world: &World,
-    taken: u64,
 ) -> Result<Option<TimedTrial>> {
     let device = run.devices[0];
-    let mut next = taken;
+    let mut next = run.taken();
     let mut take_step = || -> Result<Duration> {
         let began = Instant::now();
-        let batch = in_phase(Phase::Step, || run.loader.load(next))?;
+        let batch = in_phase(Phase::Step, || loader.load(next))?;
         next = (next + 1).min(run.plan.steps - 1);
         step.run(batch, 0.0)?;
         synchronize(device)?;
@@ -256,9 +250,7 @@ fn trial(
     }
     let began = Instant::now();
     if run.data.held_out.rows() > 0 {
-        in_phase(Phase::Evaluation, || {
-            step.evaluate(&mut run.held_out, &run.main)
-        })?;
+        in_phase(Phase::Evaluation, || step.evaluate(&mut held_out, &main))?;
     }
     let evaluation = (run.data.held_out.rows() > 0).then(|| began.elapsed());
     times.sort();
@@ -270,7 +262,7 @@ fn trial(
 }
 
 /// The most memory of the host and of a GPU that any rank had, in MB.
-fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
+fn peaks(run: &AgreedRun, world: &World) -> Result<(f64, Option<f64>)> {
     let device = process::devices_peak_mb(&run.devices);
     let mine = [process::peak_mb().unwrap_or(0.0), device.unwrap_or(0.0)];
     let all = exchange::gather(world, &mine)?;

@@ -1,23 +1,90 @@
-//! The end of a training run on one rank: what it says and writes.
+//! The end of a training run on one rank: in which order, what it says and writes.
 
+use std::mem;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ddp_data::setting::VAL_SPLIT;
 use ddp_kernels::transfer::Ledger;
 
 use super::TrainingRun;
 use crate::checkpoint::{self, Best, MODEL_FILE};
-use crate::error::Result;
+use crate::elastic::loss;
+use crate::error::{Error, Result};
 use crate::faults::{self, FaultPoint};
 use crate::metrics_log::{self, EVENTS_FILE, RunOutcome};
 use crate::process;
 use crate::setting::STOP_AFTER;
 use crate::trainer::program;
+use crate::trainer::run::Meet;
+
+/// How long the metrics log and the report may delay the message of what failed.
+const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 impl TrainingRun<'_> {
+    /// Ends the run, of which `result` is the folder of the model. The metrics log's last line says
+    /// how it ended, also after an error. The ranks meet again if one is lost before that is written.
+    pub(super) fn finish(mut self, result: Result<PathBuf>) -> Result<Option<Meet>> {
+        if let Err(error) = &result {
+            loss::leave_if_alone(error, self.world);
+        }
+        let (reason, exit_code) = match &result {
+            Ok(_) => (self.early().unwrap_or_else(|| metrics_log::DONE.into()), 0),
+            Err(Error::Remote(error)) if error.rank > 0 => {
+                (format!("rank {}: {error}", error.rank), error.exit_code)
+            }
+            Err(error) => (error.to_string(), error.exit_code()),
+        };
+        let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
+        let has_failed = result.is_err() && !all_know;
+        // The cause, such as a disk that does not answer, may hold up the metrics log too.
+        let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
+        let outcome = match &result {
+            Ok(_) if self.early().is_some() => RunOutcome::Early,
+            _ => RunOutcome::of_exit_code(exit_code),
+        };
+        let closed = self.close(outcome, &reason, exit_code);
+        let report = self.report();
+        drop(ending);
+        if has_failed {
+            // Threads of the run may wait forever: the caller reports the error and ends the
+            // process without waiting for them.
+            mem::forget(self);
+            return result.map(|_| None);
+        }
+        if all_know {
+            // The first rank to leave ends the others, so all close their files first. The first
+            // error is the one that counts.
+            _ = self.world.barrier();
+            if matches!(result, Err(Error::Stopped(_))) && self.world.rank() > 0 {
+                // Rank 0 says it, after its progress: launchers mix the lines of several ranks.
+                _ = self.world.barrier();
+            }
+        }
+        let saved = result.and_then(|saved| closed.map(|()| saved))?;
+        if self.world.is_elastic()
+            && let Err(error) = self.world.barrier().map_err(Error::from)
+            && self.metrics_log.is_none()
+        {
+            // Rank 0 may be lost before it has closed the metrics log: another one does it then.
+            return if self.continues_after(&error) {
+                Ok(Some(self.leave(Some(error))))
+            } else {
+                Err(error)
+            };
+        }
+        if self.world.rank() == 0 {
+            self.say_end(&saved, report);
+        }
+        Ok(None)
+    }
+
     /// Says where the results are.
-    pub(super) fn say_end(&mut self, saved: &Path, report: Option<PathBuf>) {
-        let (model, log) = (saved.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+    fn say_end(&mut self, saved: &Path, report: Option<PathBuf>) {
+        let (model, log) = (
+            saved.join(MODEL_FILE),
+            self.run.settled.out.join(EVENTS_FILE),
+        );
         let line = format!("model {}, metrics log {}", model.display(), log.display());
         self.program.note(&line);
         let folds = self.run.out_of_fold.as_ref();
@@ -33,7 +100,8 @@ impl TrainingRun<'_> {
         }
         let best = self.rank_run.totals.best;
         if let Some(best) = best.filter(|best| best.step < self.run.plan.steps) {
-            self.program.note(&describe_best(&self.options.out, best));
+            self.program
+                .note(&describe_best(&self.run.settled.out, best));
         }
         if let Some(report) = report {
             self.program.note(&format!("report {}", report.display()));
@@ -42,10 +110,10 @@ impl TrainingRun<'_> {
     }
 
     /// After which step the run has stopped early, and why.
-    pub(super) fn early(&self) -> Option<String> {
+    fn early(&self) -> Option<String> {
         let (step, steps) = (self.run.plan.steps, self.state.schedule.steps);
-        let [_, figure] = self.options.best.names();
-        let most = self.options.patience().filter(|_| step < steps)?;
+        let [_, figure] = self.run.settled.best.names();
+        let most = self.run.settled.patience().filter(|_| step < steps)?;
         Some(format!(
             "stopped early after step {step} of {steps}: the held-out {figure} has not become \
              better ({STOP_AFTER} {most})"
@@ -53,7 +121,7 @@ impl TrainingRun<'_> {
     }
 
     /// Writes the metrics log's last line.
-    pub(super) fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
+    fn close(&mut self, outcome: RunOutcome, reason: &str, exit_code: u8) -> Result<()> {
         faults::at(FaultPoint::End)?;
         let (seconds, samples_per_s) = self.rank_run.clock.total();
         let [share, _] = self.rank_run.clock.shares();
@@ -82,9 +150,9 @@ impl TrainingRun<'_> {
     }
 
     /// Makes the report, however the run ended. A report that fails is only warned of.
-    pub(super) fn report(&self) -> Option<PathBuf> {
+    fn report(&self) -> Option<PathBuf> {
         self.metrics_log.as_ref()?;
-        program::report(self.program, &self.options.out)
+        program::report(self.program, &self.run.settled.out)
     }
 }
 

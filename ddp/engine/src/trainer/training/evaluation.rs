@@ -59,7 +59,7 @@ impl TrainingRun<'_> {
             && self.metrics_log.is_some()
             && number >= FEW_STEPS
         {
-            let normalize = match self.options.normalize {
+            let normalize = match self.run.settled.normalize {
                 Some(Scaling::Standard) => String::new(),
                 None | Some(Scaling::None | Scaling::Unit) => format!("{NORMALIZE} standard, "),
             };
@@ -162,7 +162,7 @@ impl TrainingRun<'_> {
     fn measure(&mut self, number: u64, is_last: bool) -> Result<Measured> {
         let data = &self.run.data;
         let targets = &data.held_out.spec().targets;
-        let (best_by, measures) = (self.options.best, self.task.measures(targets));
+        let (best_by, measures) = (self.run.settled.best, self.task.measures(targets));
         let counts = best_by == BestBy::Balanced || measures.contains(&BestBy::Auc);
         let mut class_counts = self.task.class_counts(targets);
         class_counts = class_counts.filter(|_| is_last || counts);
@@ -176,7 +176,7 @@ impl TrainingRun<'_> {
         }
         let step = &mut self.rank_run.step;
         let stats = match (&mut class_counts, &mut differences) {
-            (None, None) => step.evaluate(&mut self.run.held_out, &self.run.main)?,
+            (None, None) => step.evaluate(&mut self.held_out, &self.main)?,
             (class_counts, differences) => {
                 let mut see = |shard, batch: &_, output: &_| {
                     if let Some(class_counts) = class_counts {
@@ -188,7 +188,7 @@ impl TrainingRun<'_> {
                     }
                     Ok(())
                 };
-                step.evaluate_with(&mut self.run.held_out, &self.run.main, &mut see)?
+                step.evaluate_with(&mut self.held_out, &self.main, &mut see)?
             }
         };
         let (columns, predictions) = match differences {
@@ -207,7 +207,7 @@ impl TrainingRun<'_> {
         let mut figures = self.task.figures(stats.loss());
         figures.extend(numbers_figures(&columns));
         if let Some(class_counts) = &mut class_counts {
-            class_counts.add_up(&self.run.main)?;
+            class_counts.add_up(&self.main)?;
             if counts && stats.loss().is_finite() {
                 let balanced = balanced_accuracy(&class_counts.scores());
                 figures.push(("balanced_accuracy", balanced));
@@ -231,7 +231,7 @@ impl TrainingRun<'_> {
 
     /// Writes texts with the model as it is. One that fails is only warned of.
     fn sample(&mut self, number: u64) -> Result<()> {
-        if self.options.sample.is_none() && self.options.sample_held_out == 0 {
+        if self.run.settled.sample.is_none() && self.run.settled.sample_held_out == 0 {
             return Ok(());
         }
         self.rank_run.step.gather()?;

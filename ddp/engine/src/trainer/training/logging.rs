@@ -58,7 +58,7 @@ impl TrainingRun<'_> {
             reduce_ms: rates.reduce_ms.filter(|_| is_on_cpu),
             device_peak_mb: process::devices_peak_mb(&self.run.devices),
             digests: Some(StepDigests {
-                batch: digest::of_batch(&mut self.run.loader, number - 1),
+                batch: digest::of_batch(&mut self.loader, number - 1),
                 gradients,
                 weights,
             }),
@@ -75,7 +75,7 @@ impl TrainingRun<'_> {
     }
 
     pub(super) fn check_finite(&mut self, report: &StepReport) -> Result<()> {
-        let (step, loader) = (&mut self.rank_run.step, &mut self.run.loader);
+        let (step, loader) = (&mut self.rank_run.step, &mut self.loader);
         let error = nonfinite::explain(report, step, loader, &*self.task, self.world)?;
         error.map_or(Ok(()), Err)
     }

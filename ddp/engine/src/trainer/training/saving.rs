@@ -77,7 +77,7 @@ impl TrainingRun<'_> {
 
     /// Everything but tensors after step `number`.
     fn state_after(&self, number: u64) -> State {
-        let (next, totals) = (self.run.loader.sampler().at(number), &self.rank_run.totals);
+        let (next, totals) = (self.loader.sampler().at(number), &self.rank_run.totals);
         let mut state = self.state.clone();
         (state.step, state.samples) = (number, totals.samples);
         (state.position.epoch, state.position.in_epoch) = (next.epoch, next.in_epoch);
@@ -109,6 +109,6 @@ impl TrainingRun<'_> {
         let folder = self.saver.finish()?;
         self.record_saved()?;
         self.world.barrier()?;
-        Ok(folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number)))
+        Ok(folder.unwrap_or_else(|| checkpoint::folder(&self.run.settled.out, number)))
     }
 }
