@@ -1,9 +1,9 @@
-//! A training run on one rank, from its start to its end, while others are lost and come: the rank's
-//! part of the time line in docs/elastic.md.
+//! A training run on one rank, from its start to its end, while others are lost and come: the
+//! rank's part of the time line in docs/elastic.md.
 //!
 //! Start reading below, at [`train`]: `join`, `recover`, `steps`, `meet` and `finish` follow each
-//! other. `training` has the loop around the step, `setup` and `build` make what it needs, `opening`
-//! the run's folder. `RunProgram` is what the trainer needs of the program around it.
+//! other. `training` has the loop around the step, `setup` and `build` make what it needs,
+//! `opening` the run's folder. `RunProgram` is what the trainer needs of the program around it.
 
 mod agree;
 mod bf16;
@@ -116,9 +116,10 @@ impl Run<'_> {
         Ok(Meet(None))
     }
 
-    /// What the loss of a rank enters and leaves: the ranks meet, agree where they continue, and get
-    /// what they lack; but a new one without slices gets its weights in `steps`. If a rank is lost
-    /// meanwhile, they do so again. In the first generation, they begin. None if the run is finished.
+    /// What the loss of a rank enters and leaves: the ranks meet, agree where they continue, and
+    /// get what they lack; but a new one without slices gets its weights in `steps`. If a rank is
+    /// lost meanwhile, they do so again. In the first generation they begin. None if the run is
+    /// finished.
     fn recover(
         &mut self,
         mut why: Option<Meet>,
@@ -128,7 +129,7 @@ impl Run<'_> {
     ) -> Result<Option<Ready>> {
         loop {
             if let Some(Meet(why)) = why {
-                // Only now is the world before dropped. It waits for no rank: its calls have ended.
+                // The world before is dropped now. It waits for no rank: its calls have ended.
                 *later = Some(Run::meet(later.as_ref().unwrap_or(first), why)?);
             }
             let world = later.as_ref().unwrap_or(first);
@@ -148,9 +149,8 @@ impl Run<'_> {
         world: &World,
         program: &mut dyn RunProgram,
     ) -> Result<Option<Meet>> {
-        match in_phase(Phase::Setup, || {
-            TrainingRun::new(self, ready, world, program)
-        }) {
+        let new = || TrainingRun::new(self, ready, world, program);
+        match in_phase(Phase::Setup, new) {
             Ok(training) => training.train(),
             Err(error) => self.leave(error, world).map(Some),
         }
@@ -185,9 +185,9 @@ impl Run<'_> {
         next.inspect_err(|error| loss::leave_if_alone(error, world))
     }
 
-    /// Ends the run, and with `Ok` the job, in this order: the metrics log and the step are dropped,
-    /// then the launcher hears that no loss matters any more, then the last world is dropped, which
-    /// waits for its other ranks.
+    /// Ends the run, and with `Ok` the job, in this order: the metrics log and the step are
+    /// dropped, then the launcher hears that no loss matters any more, then the last world is
+    /// dropped, which waits for its other ranks.
     fn finish(self, result: Result<()>, first: &World, later: Option<World>) -> Result<()> {
         match &result {
             Ok(()) => {
@@ -195,8 +195,8 @@ impl Run<'_> {
                 later.as_ref().unwrap_or(first).finish();
             }
             Err(error) => {
-                // Dropped, they would wait for other ranks, or for threads that do not end. With these
-                // two errors all ranks end alike, and no thread waits for another rank.
+                // Dropped, they would wait for other ranks, or for threads that do not end. With
+                // these two errors all ranks end alike, and no thread waits for another rank.
                 mem::forget(later);
                 if !matches!(error, Error::Stopped(_) | Error::NonFinite(_)) {
                     mem::forget(self);

@@ -207,8 +207,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Says on rank 0 with whom the run continues after step `step`, and since when it is known that
-    /// it does not continue with all.
+    /// Says on rank 0 with whom the run continues after step `step`, and since when it is known
+    /// that it does not continue with all.
     fn log_change(&mut self, world: &World, step: u64) -> Result<()> {
         let later = world.generation() > 1;
         let Some(log) = self.metrics_log.as_mut().filter(|_| later) else {

@@ -120,8 +120,8 @@ impl Run<'_> {
     }
 
     /// Opens the run and builds it, unless it is finished or its model has more than
-    /// `parameters_max` parameters, as only a run that does not train may have. If some rank has the
-    /// run, it is `continued` as the ranks have agreed. All ranks call it together.
+    /// `parameters_max` parameters, as only a run that does not train may have. If some rank has
+    /// the run, it is `continued` as the ranks have agreed. All ranks call it together.
     pub(super) fn assemble(
         &mut self,
         program: &dyn RunProgram,
@@ -137,8 +137,8 @@ impl Run<'_> {
         Ok((run, rows))
     }
 
-    /// Opens checkpoint and data, and chooses what the settings leave open. Unless the run `trains`,
-    /// no folds are trained.
+    /// Opens checkpoint and data, and chooses what the settings leave open. Unless the run
+    /// `trains`, no folds are trained.
     fn open(
         &mut self,
         program: &dyn RunProgram,

@@ -23,7 +23,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 impl TrainingRun<'_> {
     /// Ends the run, of which `result` is the folder of the model. The metrics log's last line says
-    /// how it ended, also after an error. The ranks meet again if one is lost before that is written.
+    /// how it ended, also after an error. If rank 0 is lost before that, the ranks meet again.
     pub(super) fn finish(mut self, result: Result<PathBuf>) -> Result<Option<Meet>> {
         if let Err(error) = &result {
             loss::leave_if_alone(error, self.world);
