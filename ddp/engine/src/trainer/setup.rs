@@ -187,9 +187,8 @@ impl Run<'_> {
                 options = fitted(&settled, &data, world, &devices)?;
             }
         }
-        let parameters = options
-            .model
-            .parameter_count(&data_shape(data.train.spec()))?;
+        let shape = data_shape(data.train.spec());
+        let parameters = options.model.parameter_count(&shape)?;
         Ok(AgreedRun {
             resumed,
             overridden,
