@@ -56,6 +56,8 @@ fn no_checkpoint_is_made_of_rows_that_changed_before_it() {
     let job = folder.alone(words);
     let running = job.env("DDP_TEST_FAULT", "0:forward:6:hold").start();
     running.wait_for_fault("0:forward:6");
+    // A thread writes it.
+    running.wait_for_file("out/checkpoints/step-00000004");
     // In place, as numpy.memmap does.
     let file = OpenOptions::new()
         .write(true)
