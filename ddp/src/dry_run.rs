@@ -12,13 +12,13 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
-use crate::trainer::{self, ModelBytes, Plan, Rehearsal, StepBytes, TimedTrial};
+use crate::trainer::{self, DryRun, ModelBytes, Plan, StepBytes, TimedTrial};
 use crate::units::{duration, megabytes};
 use ddp_tools::output::Say;
 
 /// Checks everything that can be checked without training. All ranks call it together.
 pub(crate) fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()> {
-    let Some(run) = trainer::rehearse(config, &TrainProgram::new(config), world)? else {
+    let Some(run) = trainer::dry_run(config, &TrainProgram::new(config), world)? else {
         let out = config.out.display();
         let text = "the run is finished already, and nothing would be done";
         return say(&format!("{out}: {text}"));
@@ -39,7 +39,7 @@ pub(crate) fn dry_run(config: &Config, world: &World, say: Say<'_>) -> Result<()
     ))
 }
 
-fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
+fn lines(config: &Config, run: &DryRun, needed: u64) -> Vec<String> {
     let mut lines = vec![shown(&run.data), length(run)];
     let places = run.places.iter().enumerate();
     lines.extend(places.map(|(rank, place)| format!("rank {rank}: {place}")));
@@ -67,7 +67,7 @@ fn lines(config: &Config, run: &Rehearsal, needed: u64) -> Vec<String> {
     lines
 }
 
-fn length(run: &Rehearsal) -> String {
+fn length(run: &DryRun) -> String {
     let (plan, taken) = (&run.plan, run.taken);
     let done = (taken > 0).then(|| format!(", of which {taken} are done"));
     let every = |what: &str, steps: u64| match steps {
@@ -231,7 +231,7 @@ mod tests {
                 panic!("{case} is a run")
             };
             let world = World::single().unwrap();
-            let run = trainer::rehearse(&config, &TrainProgram::new(&config), &world);
+            let run = trainer::dry_run(&config, &TrainProgram::new(&config), &world);
             let run = run.unwrap().unwrap();
             let said = length(&run);
             // No part of the text is held out.

@@ -45,7 +45,7 @@ pub use self::replay::{Logs, Replay};
 use self::run::{Meet, Run};
 use self::setup::Ready;
 use self::training::TrainingRun;
-pub use self::trial::{Rehearsal, TimedTrial, rehearse};
+pub use self::trial::{DryRun, TimedTrial, dry_run};
 use crate::config::Config;
 use crate::devices;
 pub use crate::devices::program as program_version;

@@ -62,7 +62,7 @@ pub(crate) use parts::ModulePiece;
 use parts::Part;
 use plan::{Ends, PassPlan, PlanFor};
 use scope::{DeclaredParameters, PassMode};
-use trace::Kind;
+use trace::NumberKind;
 
 pub use convolution::{Convolution, PerAxis};
 pub use losses::LossFormula;
@@ -356,7 +356,7 @@ impl Traced {
         let (_, of_head, cap) = head.unwrap_or_default();
         let left = of_head.get(1).copied();
         let left_from = of_head.first().map(|&input| y.at(input));
-        y = left_from.unwrap_or(y).cast(Kind::Layers);
+        y = left_from.unwrap_or(y).cast(NumberKind::LayerDtype);
         let forward = y.trace.borrow().nodes.len();
         let mut ends = Ends {
             x: x.id,
@@ -368,7 +368,7 @@ impl Traced {
             let trains = |op: &Op| matches!(op, Op::Parameter(it) if pass.trains(it.0));
             let has_gradient = like.dtype().is_float();
             let (dy, dx) = derivatives::backward(&y, has_gradient.then_some(&x), &trains, left);
-            let dx = dx.map(|dx| dx.cast(Kind::Layers));
+            let dx = dx.map(|dx| dx.cast(NumberKind::LayerDtype));
             (ends.dy, ends.dx) = (Some(dy.id), dx.map(|dx| dx.id));
         }
         let nodes = std::mem::take(&mut y.trace.borrow_mut().nodes);

@@ -9,7 +9,7 @@ use ddp_kernels::{DType, Tensor, ops};
 use crate::build::ParamId;
 use crate::error::{Error, Result};
 use crate::params::Params;
-use crate::scratch::{Cache, Kind, Scratch, ScratchPool};
+use crate::scratch::{Cache, NumberKind, Scratch, ScratchPool};
 
 /// The settings of a pass.
 #[derive(Clone, Copy, Debug)]
@@ -264,15 +264,15 @@ impl<'a> Pass<'a> {
     #[track_caller]
     pub(crate) fn take_again(
         &mut self,
-        (pool, kind): (ScratchPool, Kind),
+        (pool, kind): (ScratchPool, NumberKind),
         last: &Cell<Option<usize>>,
         shape: &[usize],
     ) -> Result<Tensor> {
         let dtype = match kind {
-            Kind::Layers => self.params.dtype(),
-            Kind::Sums | Kind::Exact => self.params.master_dtype(),
-            Kind::Tokens => DType::I64,
-            Kind::Places => DType::I32,
+            NumberKind::LayerDtype => self.params.dtype(),
+            NumberKind::SumDtype | NumberKind::SumDtypeReadRounded => self.params.master_dtype(),
+            NumberKind::Tokens => DType::I64,
+            NumberKind::Places => DType::I32,
         };
         self.scratch.take_again(pool, last, shape, dtype)
     }

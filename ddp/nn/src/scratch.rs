@@ -87,13 +87,13 @@ impl Scratch {
 
 /// What the numbers of a value are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NumberKind {
     /// In the dtype that layers compute in.
-    Layers,
+    LayerDtype,
     /// In the dtype of sums and gradients.
-    Sums,
+    SumDtype,
     /// In the dtype of sums, too; kernels that read the layers' dtype get a rounded copy.
-    Exact,
+    SumDtypeReadRounded,
     /// i64
     Tokens,
     /// i32

@@ -34,7 +34,7 @@ const PARAMETERS_MAX: u64 = 1 << 28;
 
 /// Memory, disk space and time of a run.
 #[derive(Debug)]
-pub struct Rehearsal {
+pub struct DryRun {
     /// A description of the data.
     pub data: String,
     /// The rows to evaluate on.
@@ -80,11 +80,11 @@ pub struct TimedTrial {
 
 /// Checks everything that can be checked without training, and takes a few steps. None for a
 /// resumed run that is already finished. All ranks call it together.
-pub fn rehearse(
+pub fn dry_run(
     options: &Config,
     program: &dyn RunProgram,
     world: &World,
-) -> Result<Option<Rehearsal>> {
+) -> Result<Option<DryRun>> {
     let mut whole = Run::new(options);
     let assemble = || whole.assemble(program, world, PARAMETERS_MAX, None);
     let (run, rows) = in_phase(Phase::Setup, assemble)?;
@@ -118,7 +118,7 @@ pub fn rehearse(
     };
     // The trial saves nothing.
     let host_peak_mb = host_peak_mb + model_bytes.saved() as f64 / 1e6;
-    Ok(Some(Rehearsal {
+    Ok(Some(DryRun {
         model_bytes,
         between_ranks_bytes: Some(most(bytes_between_ranks(&rank_run.step, rounds))?),
         checkpoint_bytes: checkpoint_bytes(&rank_run.step, world)?,
@@ -131,13 +131,13 @@ pub fn rehearse(
 }
 
 /// What is known of a run without its model.
-fn planned_alone(run: &AgreedRun, world: &World) -> Result<Rehearsal> {
+fn planned_alone(run: &AgreedRun, world: &World) -> Result<DryRun> {
     let options = &run.options;
     let (model_bytes, step_bytes) = planned::plan(options, &run.data, world, &run.devices)?;
     let shares = division::step_options(options, world)
         .reducer
         .shares(world.size());
-    Ok(Rehearsal {
+    Ok(DryRun {
         model_bytes,
         step_bytes,
         checkpoint_bytes: model_bytes.model + model_bytes.moments * shares as u64,

@@ -59,8 +59,11 @@ impl Attention {
 }
 
 impl Operation for Attention {
-    fn part(&self, shape: &[usize]) -> Option<(Kind, Vec<usize>)> {
-        Some((Kind::Sums, vec![shape[0] * self.0.heads, shape[1]]))
+    fn part(&self, shape: &[usize]) -> Option<(NumberKind, Vec<usize>)> {
+        Some((
+            NumberKind::SumDtype,
+            vec![shape[0] * self.0.heads, shape[1]],
+        ))
     }
 
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {

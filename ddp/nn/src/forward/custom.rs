@@ -40,7 +40,8 @@ impl Operation for Custom {
         let inputs: Vec<&Var> = at.x.iter().chain([at.y, at.d]).collect();
         let op = CustomBackward(self.0.clone());
         let first = at.d.push(op, &inputs, at.x[0].shape());
-        let others = (1..at.x.len()).map(|it| first.part(it, Kind::Layers, at.x[it].shape()));
+        let others =
+            (1..at.x.len()).map(|it| first.part(it, NumberKind::LayerDtype, at.x[it].shape()));
         let others: Vec<Var> = others.collect();
         [first].into_iter().chain(others).map(Some).collect()
     }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::op::{Finished, Gradient, Input, Join, LinearInput, Op, Output, Parameter};
-use super::trace::{INPUTS_MAX, Kind, Var};
+use super::trace::{INPUTS_MAX, NumberKind, Var};
 
 /// What an operation's gradients are made from.
 pub(super) struct Backward<'a> {
@@ -141,7 +141,7 @@ fn added(a: &Var, b: &Var) -> Var {
     }
     // A norm's part is sums of rows.
     let whole = |it: &Var| {
-        if let Op::Output(Output(_, Kind::Sums)) = it.op() {
+        if let Op::Output(Output(_, NumberKind::SumDtype)) = it.op() {
             return it.sum(0).reshape(&it.shape()[1..]);
         }
         it.clone()

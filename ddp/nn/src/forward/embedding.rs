@@ -61,8 +61,8 @@ impl Operation for PositionsBackward {
 }
 
 impl Operation for Documents {
-    fn part(&self, shape: &[usize]) -> Option<(Kind, Vec<usize>)> {
-        Some((Kind::Places, vec![shape.iter().product()]))
+    fn part(&self, shape: &[usize]) -> Option<(NumberKind, Vec<usize>)> {
+        Some((NumberKind::Places, vec![shape.iter().product()]))
     }
 
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {

@@ -147,7 +147,7 @@ impl Planner {
             };
             // The others see what is in memory.
             let is_read = || needed.iter().any(|it| self.node(*it).inputs.contains(&id));
-            let is_rounded = self.how.is_bf16 && self.kinds[id] == Kind::Layers;
+            let is_rounded = self.how.is_bf16 && self.kinds[id] == NumberKind::LayerDtype;
             if is_rounded && self.stored[id] && is_read() {
                 steps.push(ChainStep::Apply(Function::Round, [made, 0, 0]));
                 made = steps.len() - 1;
@@ -174,8 +174,8 @@ impl Planner {
                 for id in second {
                     for &input in &self.nodes[*id].inputs {
                         let passes = first.contains(&input) && !self.stored[input];
-                        if passes && self.kinds[input] == Kind::Layers {
-                            self.kinds[input] = Kind::Exact;
+                        if passes && self.kinds[input] == NumberKind::LayerDtype {
+                            self.kinds[input] = NumberKind::SumDtypeReadRounded;
                         }
                         self.stored[input] |= passes;
                     }

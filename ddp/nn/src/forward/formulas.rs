@@ -239,7 +239,7 @@ impl Operation for Apply {
         self.0.name().to_string()
     }
 
-    fn kind(&self, of: &[Option<Kind>]) -> Option<Kind> {
+    fn kind(&self, of: &[Option<NumberKind>]) -> Option<NumberKind> {
         // The condition is not among what it gives.
         (self.0 == Function::Where).then(|| mixed(&of[1..]))
     }
@@ -268,12 +268,12 @@ impl Operation for Slope {
 }
 
 impl Operation for Cast {
-    fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
+    fn kind(&self, _of: &[Option<NumberKind>]) -> Option<NumberKind> {
         Some(self.0)
     }
 
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
-        vec![(self.0 == Kind::Layers).then(|| at.d.clone())]
+        vec![(self.0 == NumberKind::LayerDtype).then(|| at.d.clone())]
     }
 
     fn run(&self, r: &mut Run<'_, '_>) -> Result<()> {

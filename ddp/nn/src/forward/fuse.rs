@@ -14,7 +14,7 @@ use super::op::{
     LinearInput, Op, Output, Role,
 };
 use super::plan::{PlannedRun, Planner};
-use super::trace::{Kind, TraceNode};
+use super::trace::{NumberKind, TraceNode};
 
 impl Planner {
     /// Decides for operations in their order. The values at `ends` leave the plan.
@@ -117,7 +117,13 @@ impl Planner {
     }
 
     /// Another value of an operation.
-    pub(super) fn part(&mut self, of: usize, number: usize, kind: Kind, shape: &[usize]) -> usize {
+    pub(super) fn part(
+        &mut self,
+        of: usize,
+        number: usize,
+        kind: NumberKind,
+        shape: &[usize],
+    ) -> usize {
         self.known_part(of, number).unwrap_or_else(|| {
             let part = TraceNode {
                 op: Output(number, kind).into(),
@@ -183,7 +189,9 @@ impl Planner {
                     Some(bias)
                 });
                 op = LinearGradients(parameter, bias).into();
-            } else if is_within(first) || matches!(of_first, Op::Output(Output(_, Kind::Sums))) {
+            } else if is_within(first)
+                || matches!(of_first, Op::Output(Output(_, NumberKind::SumDtype)))
+            {
                 op = GradientBy(parameter, Box::new(of_first.clone())).into();
             }
         } else if let Op::Turn(_) = op {
@@ -215,7 +223,7 @@ impl Planner {
                 is_bias && run.inputs[0] == value
             });
             if let Some(reads) = reads {
-                let sums = self.part(value, usize::MAX, Kind::Sums, &[]);
+                let sums = self.part(value, usize::MAX, NumberKind::SumDtype, &[]);
                 self.runs[at].sums = Some(sums);
                 self.runs[reads].sums = Some(sums);
             }

@@ -23,11 +23,11 @@ impl Var {
         }
         let op = &trace.nodes[id].op;
         let is_input = || id == 0 && trace.input_is_tokens && matches!(op, Op::Input(_));
-        matches!(op, Op::Documents(_) | Op::Cast(Cast(Kind::Tokens))) || is_input()
+        matches!(op, Op::Documents(_) | Op::Cast(Cast(NumberKind::Tokens))) || is_input()
     }
 
     #[track_caller]
-    pub(super) fn cast(&self, kind: Kind) -> Var {
+    pub(super) fn cast(&self, kind: NumberKind) -> Var {
         self.push(Cast(kind), &[self], self.shape())
     }
 
@@ -37,11 +37,13 @@ impl Var {
         if self.are_tokens() {
             return self.clone();
         }
-        let numbers = self.cast(Kind::Exact);
+        let numbers = self.cast(NumberKind::SumDtypeReadRounded);
         let [zero, none] = [0.0, -1.0].map(|it| numbers.constant(it));
-        let whole = numbers.cast(Kind::Tokens).cast(Kind::Exact);
+        let whole = numbers
+            .cast(NumberKind::Tokens)
+            .cast(NumberKind::SumDtypeReadRounded);
         let is_token = zero.less_equal(&numbers) * whole.equal(&numbers);
-        is_token.select(&numbers, &none).cast(Kind::Tokens)
+        is_token.select(&numbers, &none).cast(NumberKind::Tokens)
     }
 
     /// Picks elements along an axis, as `torch.gather`. `indices`, tokens or numbers, have this
@@ -95,7 +97,7 @@ impl Var {
             let help = "use smaller batches, or one_hot = i.equal(&m.indices(n)) and a sum";
             return self.refuse("gather", &[self, indices], &expected, help);
         }
-        let numbers = indices.as_tokens().cast(Kind::Exact);
+        let numbers = indices.as_tokens().cast(NumberKind::SumDtypeReadRounded);
         let [zero, length, none] = [0.0, of[axis] as f64, -1.0].map(|it| numbers.constant(it));
         let is_inside = zero.less_equal(&numbers) * numbers.less(&length);
         let mut places = numbers * inner as f64;
@@ -107,9 +109,9 @@ impl Var {
         if inner > 1 {
             places = places.push(Steps(1), &[], shape[axis + 1..].to_vec()) + places;
         }
-        let tokens = is_inside.select(&places, &none).cast(Kind::Tokens);
+        let tokens = is_inside.select(&places, &none).cast(NumberKind::Tokens);
         let source = if self.are_tokens() {
-            self.cast(Kind::Exact)
+            self.cast(NumberKind::SumDtypeReadRounded)
         } else {
             self.clone()
         };
@@ -141,7 +143,7 @@ impl Var {
 }
 
 impl Operation for Gather {
-    fn kind(&self, of: &[Option<Kind>]) -> Option<Kind> {
+    fn kind(&self, of: &[Option<NumberKind>]) -> Option<NumberKind> {
         of[1].map(|_| mixed(&of[1..]))
     }
 

@@ -1,37 +1,39 @@
 //! What the numbers of each value are: of the dtype of layers, of that of sums, and so on.
 
 use super::op::{Numbers, Op, Role};
-use super::trace::{Kind, TraceNode};
+use super::trace::{NumberKind, TraceNode};
 
-pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<Kind> {
-    let mut kinds = Vec::<Kind>::with_capacity(nodes.len());
+pub(super) fn kinds(nodes: &[TraceNode]) -> Vec<NumberKind> {
+    let mut kinds = Vec::<NumberKind>::with_capacity(nodes.len());
     for TraceNode { op, inputs, .. } in nodes {
         // What each dtype holds changes nothing.
         let changes = |id: &usize| !is_exact_in_bf16(&nodes[*id].op);
         let of = inputs.iter().map(|id| changes(id).then(|| kinds[*id]));
-        let of: Vec<Option<Kind>> = of.collect();
+        let of: Vec<Option<NumberKind>> = of.collect();
         let own = op.listed_kind().or_else(|| op.kind(&of));
         kinds.push(own.unwrap_or_else(|| match op.role() {
-            Role::Reduction if mixed(&of) == Kind::Sums => Kind::Sums,
+            Role::Reduction if mixed(&of) == NumberKind::SumDtype => NumberKind::SumDtype,
             // Backward compares sums and maxima with what they are of.
-            Role::Reduction => Kind::Exact,
+            Role::Reduction => NumberKind::SumDtypeReadRounded,
             Role::View | Role::Reshape | Role::Copy | Role::Elementwise => mixed(&of),
-            Role::Leaf | Role::Same | Role::Output | Role::Kernel | Role::End => Kind::Layers,
+            Role::Leaf | Role::Same | Role::Output | Role::Kernel | Role::End => {
+                NumberKind::LayerDtype
+            }
         }));
     }
     kinds
 }
 
 /// The kind of the result of an elementwise operation on inputs of these kinds.
-pub(super) fn mixed(of: &[Option<Kind>]) -> Kind {
+pub(super) fn mixed(of: &[Option<NumberKind>]) -> NumberKind {
     let of = of.iter().flatten();
-    let all_are = |which: &[Kind]| of.clone().all(|it| which.contains(it));
-    if all_are(&[Kind::Sums]) && of.clone().next().is_some() {
-        Kind::Sums
-    } else if all_are(&[Kind::Sums, Kind::Exact]) {
-        Kind::Exact
+    let all_are = |which: &[NumberKind]| of.clone().all(|it| which.contains(it));
+    if all_are(&[NumberKind::SumDtype]) && of.clone().next().is_some() {
+        NumberKind::SumDtype
+    } else if all_are(&[NumberKind::SumDtype, NumberKind::SumDtypeReadRounded]) {
+        NumberKind::SumDtypeReadRounded
     } else {
-        Kind::Layers
+        NumberKind::LayerDtype
     }
 }
 

@@ -14,8 +14,8 @@ impl Operation for Input {
 impl Operation for Parameter {}
 
 impl Operation for Numbers {
-    fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
-        (!self.0.iter().all(|it| is_bf16(*it))).then_some(Kind::Exact)
+    fn kind(&self, _of: &[Option<NumberKind>]) -> Option<NumberKind> {
+        (!self.0.iter().all(|it| is_bf16(*it))).then_some(NumberKind::SumDtypeReadRounded)
     }
 
     fn numbers(&self, _count: usize) -> Option<Vec<f64>> {
@@ -30,8 +30,8 @@ impl Operation for Constant {
         self.0.to_string()
     }
 
-    fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
-        (!is_bf16(self.0)).then_some(Kind::Exact)
+    fn kind(&self, _of: &[Option<NumberKind>]) -> Option<NumberKind> {
+        (!is_bf16(self.0)).then_some(NumberKind::SumDtypeReadRounded)
     }
 
     fn numbers(&self, count: usize) -> Option<Vec<f64>> {
@@ -46,7 +46,7 @@ impl Operation for Steps {
 }
 
 impl Operation for Output {
-    fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
+    fn kind(&self, _of: &[Option<NumberKind>]) -> Option<NumberKind> {
         Some(self.1)
     }
 

@@ -100,10 +100,10 @@ impl Var {
 }
 
 impl Operation for Norm {
-    fn part(&self, shape: &[usize]) -> Option<(Kind, Vec<usize>)> {
+    fn part(&self, shape: &[usize]) -> Option<(NumberKind, Vec<usize>)> {
         let columns = shape.last().copied().unwrap_or(1).max(1);
         let rows = shape.iter().product::<usize>() / columns;
-        Some((Kind::Sums, vec![rows, self.0.statistics()]))
+        Some((NumberKind::SumDtype, vec![rows, self.0.statistics()]))
     }
 
     fn gradients(&self, at: &Backward<'_>) -> Vec<Option<Var>> {
@@ -113,7 +113,7 @@ impl Operation for Norm {
         let columns = x[0].size(-1);
         let rows = x[0].shape().iter().product::<usize>() / columns.max(1);
         let sums = [ops::norm_blocks_of(rows), columns];
-        let parts = (0..x.len() - 1).map(|at| dx.part(at, Kind::Sums, sums.to_vec()));
+        let parts = (0..x.len() - 1).map(|at| dx.part(at, NumberKind::SumDtype, sums.to_vec()));
         let parts: Vec<Var> = parts.collect();
         [dx].into_iter().chain(parts).map(Some).collect()
     }

@@ -11,7 +11,7 @@ use ddp_kernels::ops::{self, Activation, Function, Windows};
 
 use crate::build::ParamId;
 use crate::error::Result;
-use crate::scratch::Kind;
+use crate::scratch::NumberKind;
 
 /// How plans treat an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ macro_rules! operations {
                 /// One number, of shape [].
                 Constant(f64),
                 /// 0, s, 2s and so on, in row-major order.
-                Steps(usize) => Exact,
+                Steps(usize) => SumDtypeReadRounded,
             }
             Same {
                 /// Without a gradient.
@@ -101,11 +101,11 @@ macro_rules! operations {
             }
             Output {
                 /// By number.
-                Output(usize, Kind): Tokens,
+                Output(usize, NumberKind): Tokens,
             }
             Kernel {
                 /// Numbers of this kind, without a gradient.
-                Cast(Kind): All,
+                Cast(NumberKind): All,
                 /// The windows of a convolution as columns, and the gradient of that.
                 Unfold(Windows),
                 Fold(Windows),
@@ -119,7 +119,7 @@ macro_rules! operations {
                 /// d·W, of d (…, O) and W, times the derivative of the activation below.
                 LinearInput(Option<Activation>),
                 /// dᵀ·x, of d (…, O) and x (…, I).
-                LinearWeight => Exact,
+                LinearWeight => SumDtypeReadRounded,
                 /// Of d and x: gradients of weight and bias where the optimizer finds them.
                 LinearGradients(ParamId, Option<ParamId>),
                 /// Adds the matmul of its last two inputs to the first; whether W is transposed.
@@ -144,13 +144,13 @@ macro_rules! operations {
                 /// each position.
                 Embedding(Arc<[usize]>): Tokens,
                 /// The table's gradient, 0 in these rows, of d and the tokens.
-                EmbeddingBackward(Arc<[usize]>): Tokens => Exact,
+                EmbeddingBackward(Arc<[usize]>): Tokens => SumDtypeReadRounded,
                 /// The gradient of the rows of positions, of d.
-                PositionsBackward => Exact,
+                PositionsBackward => SumDtypeReadRounded,
                 /// What tokens choose along this axis, of the tokens and a value (`Var::gather`).
                 Gather(usize): All,
                 /// The gradient of that value, of d and the tokens.
-                GatherBackward: All => Exact,
+                GatherBackward: All => SumDtypeReadRounded,
                 /// Turns so many heads of so many columns by their positions, or back.
                 Turn(Rope, [usize; 2], bool),
                 /// Of queries, keys and values, and perhaps where documents begin. Its part: sums
@@ -215,9 +215,9 @@ macro_rules! types {
             }
 
             /// The kind of its value, if the list has it.
-            pub(super) fn listed_kind(&self) -> Option<Kind> {
+            pub(super) fn listed_kind(&self) -> Option<NumberKind> {
                 match self {
-                    $($(Op::$Name(_) => [$(Some(Kind::$Kind),)? None][0],)*)*
+                    $($(Op::$Name(_) => [$(Some(NumberKind::$Kind),)? None][0],)*)*
                 }
             }
         }

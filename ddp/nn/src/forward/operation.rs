@@ -11,7 +11,7 @@ pub(super) use super::derivatives::Backward;
 pub(super) use super::op::*;
 pub(super) use super::plan::Planner;
 pub(super) use super::running::{Run, rows, rows_of};
-pub(super) use super::trace::{Kind, Var};
+pub(super) use super::trace::{NumberKind, Var};
 pub(super) use crate::error::Result;
 
 pub(super) trait Operation: fmt::Debug {
@@ -22,12 +22,12 @@ pub(super) trait Operation: fmt::Debug {
 
     /// The kind of its value, from those of its inputs, which are None of numbers that each dtype
     /// holds. None if that follows from its role (`kinds.rs`).
-    fn kind(&self, _of: &[Option<Kind>]) -> Option<Kind> {
+    fn kind(&self, _of: &[Option<NumberKind>]) -> Option<NumberKind> {
         None
     }
 
     /// The kind and shape of the part that it always has, for a value of this shape.
-    fn part(&self, _shape: &[usize]) -> Option<(Kind, Vec<usize>)> {
+    fn part(&self, _shape: &[usize]) -> Option<(NumberKind, Vec<usize>)> {
         None
     }
 

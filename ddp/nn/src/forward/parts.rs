@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::kinds::kinds;
 use super::op::{Input, Op, Parameter};
-use super::trace::{Kind, Trace, Var, count_of};
+use super::trace::{NumberKind, Trace, Var, count_of};
 use crate::build::{Declarations, ParamId};
 use crate::error::{DEVICES_PER_RANK, Error, Result};
 
@@ -85,7 +85,7 @@ impl Trace {
             }
             // A value of another kind would be rounded in bf16.
             if let (&[value], Some(last)) = (&open[..], cuts.last_mut())
-                && kinds[value] == Kind::Layers
+                && kinds[value] == NumberKind::LayerDtype
                 && self.nodes[value].has_rows
                 && last.is_none_or(|last| count(value) <= count(last.value))
             {

@@ -13,7 +13,7 @@ use ddp_kernels::Tensor;
 
 use super::kinds::kinds;
 use super::op::{Activate, Cast, Op, Role, Sum};
-use super::trace::{Kind, TraceNode};
+use super::trace::{NumberKind, TraceNode};
 use crate::error::Result;
 use crate::scratch::ScratchPool;
 
@@ -46,7 +46,7 @@ pub(super) struct PassPlan {
     pub(super) kept: Vec<usize>,
     pub(super) ends: Ends,
     /// What the numbers of each value are, and which memory they are in.
-    pub(super) kinds: Vec<Kind>,
+    pub(super) kinds: Vec<NumberKind>,
     pub(super) pools: Vec<ScratchPool>,
     /// Numbers of the forward, on the model's device, in order of values.
     pub(super) numbers: Vec<(usize, Tensor)>,
@@ -101,7 +101,7 @@ pub(super) enum PlanPart {
 
 pub(super) struct Planner {
     pub(super) nodes: Vec<TraceNode>,
-    pub(super) kinds: Vec<Kind>,
+    pub(super) kinds: Vec<NumberKind>,
     /// Which values something needs.
     pub(super) live: Vec<bool>,
     /// Within which other operation each runs.
@@ -160,15 +160,21 @@ pub(super) fn plan(
     };
     // Casts to the layers' dtype of values that have it.
     ends.skip(&mut planner.nodes, |node| {
-        let is_rounded = |id: usize| how.is_bf16 && planner.kinds[id] == Kind::Exact;
-        matches!(node.op, Op::Cast(Cast(Kind::Layers))) && !is_rounded(node.inputs[0])
+        let is_rounded =
+            |id: usize| how.is_bf16 && planner.kinds[id] == NumberKind::SumDtypeReadRounded;
+        matches!(node.op, Op::Cast(Cast(NumberKind::LayerDtype))) && !is_rounded(node.inputs[0])
     });
     let Ends { y, dx, .. } = ends;
     if how.is_loss {
         let layers = planner.kinds.iter_mut().enumerate();
-        let is_wide = |kind: Kind| matches!(kind, Kind::Layers | Kind::Exact);
+        let is_wide = |kind: NumberKind| {
+            matches!(
+                kind,
+                NumberKind::LayerDtype | NumberKind::SumDtypeReadRounded
+            )
+        };
         let sums = layers.filter(|(id, kind)| is_wide(**kind) && Some(*id) != dx);
-        sums.for_each(|(_, kind)| *kind = Kind::Sums);
+        sums.for_each(|(_, kind)| *kind = NumberKind::SumDtype);
     }
     planner.live = planner.find_live([Some(y), dx]);
     let is_live = |planner: &Planner, id: &usize| planner.live[*id];
@@ -342,8 +348,12 @@ impl Planner {
         // What was rounded to memory is again, and what was not is not.
         let is_rounded = self.stored[id];
         let kind = match (role, self.kinds[id]) {
-            (Role::Elementwise, Kind::Layers) if !is_rounded => Kind::Exact,
-            (Role::Reshape | Role::View, Kind::Layers) if !is_rounded => self.kinds[node.inputs[0]],
+            (Role::Elementwise, NumberKind::LayerDtype) if !is_rounded => {
+                NumberKind::SumDtypeReadRounded
+            }
+            (Role::Reshape | Role::View, NumberKind::LayerDtype) if !is_rounded => {
+                self.kinds[node.inputs[0]]
+            }
             (_, kind) => kind,
         };
         let copy = self.add(node, kind);
@@ -360,7 +370,7 @@ impl Planner {
     }
 
     /// One more node.
-    pub(super) fn add(&mut self, node: TraceNode, kind: Kind) -> usize {
+    pub(super) fn add(&mut self, node: TraceNode, kind: NumberKind) -> usize {
         self.nodes.push(node);
         self.kinds.push(kind);
         self.live.push(true);

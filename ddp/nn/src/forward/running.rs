@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::op::{Given, Op, Parameter, Reads, Role};
 use super::plan::{PassPlan, PlannedRun};
-use super::trace::{INPUTS_MAX, Kind};
+use super::trace::{INPUTS_MAX, NumberKind};
 use crate::build::ParamId;
 use crate::error::{Error, Result};
 use crate::pass::{Gradient, Pass, observe};
@@ -98,7 +98,7 @@ impl PassPlan {
         let reads_any = matches!(planned.op.reads(), Reads::Floats | Reads::All);
         for (input, &id) in inputs.iter_mut().zip(&planned.inputs) {
             let mut value = self.value(pass, values, id)?;
-            let is_rounded = self.kinds[id] == Kind::Exact && !reads_any;
+            let is_rounded = self.kinds[id] == NumberKind::SumDtypeReadRounded && !reads_any;
             if is_rounded && value.dtype() != pass.dtype() {
                 let rounded = pass.take(value.shape())?;
                 ops::cast_into(&rounded, &value)?;
@@ -139,7 +139,8 @@ impl PassPlan {
             if let Some(values) = node.op.numbers(node.shape.iter().product()) {
                 let made = announced("numbers of a forward", || {
                     let tensor = Tensor::from_slice(&values, &node.shape, Device::Cpu)?;
-                    let is_wide = dtype == DType::BF16 && self.kinds[id] == Kind::Exact;
+                    let is_wide =
+                        dtype == DType::BF16 && self.kinds[id] == NumberKind::SumDtypeReadRounded;
                     let dtype = if is_wide { DType::F32 } else { dtype };
                     tensor.to_dtype(dtype)?.to(device)
                 })?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ddp_kernels::shape::RANK_MAX;
 
 use super::op::{Constant, Op, Output, Reads, Role};
-pub(super) use crate::scratch::Kind;
+pub(super) use crate::scratch::NumberKind;
 
 /// The most inputs of an operation.
 pub(super) const INPUTS_MAX: usize = 16;
@@ -308,7 +308,7 @@ impl Var {
             read.push(if as_it_is {
                 input.id
             } else {
-                input.cast(Kind::Exact).id
+                input.cast(NumberKind::SumDtypeReadRounded).id
             });
         }
         let part = op.part(&shape);
@@ -325,7 +325,7 @@ impl Var {
     }
 
     /// Another value of its operation.
-    pub(super) fn part(&self, number: usize, kind: Kind, shape: Vec<usize>) -> Var {
+    pub(super) fn part(&self, number: usize, kind: NumberKind, shape: Vec<usize>) -> Var {
         self.push(Output(number, kind), &[self], shape)
     }
 
