@@ -23,8 +23,8 @@ REGISTERS, BLOCKS_MAX = 65536, {"sm_75": 16}
 WARPS_MAX, SHARED_MAX = {"sm_75": 32}, {"sm_75": 64 << 10, "sm_80": 164 << 10}
 # The most shared memory of a block, which it opts in to above 48 KiB.
 BLOCK_SHARED_MAX = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
-# Where launches declare dynamic shared memory, for the kernels of forward and backward: see attention/gpu.rs.
-DYNAMIC = re.compile(r'static (\w+): Kernels = Kernels {[^}]*shared_bytes: ([\d *+]+),\s+forward: "(\w+)",\s+backward: &\[([^]]*)\]')
+# Where launches declare dynamic shared memory, and the ends of the kernels' names: see attention/gpu.rs.
+DYNAMIC = re.compile(r'static (\w+): Kernels = tensor!\(\[[^]]*\], ([\d *+]+), "(\w+)"\)')
 # Blocks have shared memory in these units, and each one KiB that is the system's.
 SHARED_UNIT, SHARED_OWN = 128, 1024
 
@@ -52,11 +52,11 @@ def dynamic_shared(architecture):
     """Bytes of dynamic shared memory that the product's launches give to blocks, by kernel."""
     found, other = {}, "HOPPER" if architecture != "sm_90" else "TENSOR"
     for source in SOURCES.glob("**/*.rs"):
-        for kernels_of_gpu, bytes_of, forward, backward in DYNAMIC.findall(source.read_text()):
+        for kernels_of_gpu, bytes_of, end in DYNAMIC.findall(source.read_text()):
             if kernels_of_gpu.startswith(other):
                 continue
             size = sum(math.prod(map(int, factors.split("*"))) for factors in bytes_of.split("+"))
-            found |= {f"{name}_{dtype}": size for name in re.findall(r"\w+", f"{forward} {backward}") for dtype in ("f32", "bf16")}
+            found |= {f"attention_tensor_{part}{end}_{dtype}": size for part in ("", "dq_", "dkv_") for dtype in ("f32", "bf16")}
     return found
 
 

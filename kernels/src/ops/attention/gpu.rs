@@ -49,82 +49,37 @@ static PLAIN_256: Kernels = Kernels {
     backward: &["attention_dq_256", "attention_dk_256", "attention_dv_256"],
     ..PLAIN_64
 };
-/// A block has its rows and two tiles of two operands in shared memory: 384 rows of 64 columns and
-/// 8 more, or 256 of 128 and 8 more, and 128 numbers.
-static TENSOR_64: Kernels = Kernels {
-    source: &TENSOR,
-    threads: 128,
-    rows: [128, 128],
-    shared_bytes: 384 * 144 + 512,
-    forward: "attention_tensor_64",
-    backward: &["attention_tensor_dq_64", "attention_tensor_dkv_64"],
-};
-static TENSOR_128: Kernels = Kernels {
-    rows: [128, 64],
-    shared_bytes: 256 * 272 + 512,
-    forward: "attention_tensor_128",
-    backward: &["attention_tensor_dq_128", "attention_tensor_dkv_128"],
-    ..TENSOR_64
-};
+/// Those on tensor cores whose names end so.
+macro_rules! tensor {
+    ($rows:expr, $shared_bytes:expr, $end:literal) => {
+        Kernels {
+            source: &TENSOR,
+            threads: 128,
+            rows: $rows,
+            shared_bytes: $shared_bytes,
+            forward: concat!("attention_tensor_", $end),
+            backward: &[
+                concat!("attention_tensor_dq_", $end),
+                concat!("attention_tensor_dkv_", $end),
+            ],
+        }
+    };
+}
+// A block has its rows and two tiles of two operands in shared memory: 384 rows of 64 columns and 8
+// more, or 256 of 128 and 8 more, and 128 numbers. Apart: for windows, and sequences of several
+// documents. tests/checks/kernels.py reads the names with the bytes.
+static TENSOR_64: Kernels = tensor!([128, 128], 384 * 144 + 512, "64");
+static TENSOR_128: Kernels = tensor!([128, 64], 256 * 272 + 512, "128");
+static TENSOR_APART_64: Kernels = tensor!([128, 128], 384 * 144 + 512, "apart_64");
+static TENSOR_APART_128: Kernels = tensor!([64, 64], 256 * 272 + 512, "apart_128");
 
-/// For windows, and sequences of several documents.
-static TENSOR_APART_64: Kernels = Kernels {
-    shared_bytes: 384 * 144 + 512,
-    forward: "attention_tensor_apart_64",
-    backward: &[
-        "attention_tensor_dq_apart_64",
-        "attention_tensor_dkv_apart_64",
-    ],
-    ..TENSOR_64
-};
-static TENSOR_APART_128: Kernels = Kernels {
-    rows: [64, 64],
-    shared_bytes: 256 * 272 + 512,
-    forward: "attention_tensor_apart_128",
-    backward: &[
-        "attention_tensor_dq_apart_128",
-        "attention_tensor_dkv_apart_128",
-    ],
-    ..TENSOR_128
-};
-
-/// On Hopper a block has its rows and two tiles of two operands, without gaps: at most 384 rows. dk
-/// and dv of 128 columns also have 256 numbers; those of 64 have 320 rows, which leaves room for
-/// theirs. tests/checks/kernels.py reads the names with the bytes.
-static HOPPER_64: Kernels = Kernels {
-    rows: [64, 64],
-    shared_bytes: 384 * 128,
-    forward: "attention_tensor_64",
-    backward: &["attention_tensor_dq_64", "attention_tensor_dkv_64"],
-    ..TENSOR_64
-};
-static HOPPER_128: Kernels = Kernels {
-    rows: [128, 64],
-    shared_bytes: 384 * 256 + 1024,
-    forward: "attention_tensor_128",
-    backward: &["attention_tensor_dq_128", "attention_tensor_dkv_128"],
-    ..TENSOR_64
-};
-static HOPPER_APART_64: Kernels = Kernels {
-    rows: [64, 64],
-    shared_bytes: 384 * 128,
-    forward: "attention_tensor_apart_64",
-    backward: &[
-        "attention_tensor_dq_apart_64",
-        "attention_tensor_dkv_apart_64",
-    ],
-    ..TENSOR_64
-};
-static HOPPER_APART_128: Kernels = Kernels {
-    rows: [64, 64],
-    shared_bytes: 384 * 256 + 1024,
-    forward: "attention_tensor_apart_128",
-    backward: &[
-        "attention_tensor_dq_apart_128",
-        "attention_tensor_dkv_apart_128",
-    ],
-    ..TENSOR_64
-};
+// On Hopper a block has its rows and two tiles of two operands, without gaps: at most 384 rows. dk
+// and dv of 128 columns also have 256 numbers; those of 64 have 320 rows, which leaves room for
+// theirs.
+static HOPPER_64: Kernels = tensor!([64, 64], 384 * 128, "64");
+static HOPPER_128: Kernels = tensor!([128, 64], 384 * 256 + 1024, "128");
+static HOPPER_APART_64: Kernels = tensor!([64, 64], 384 * 128, "apart_64");
+static HOPPER_APART_128: Kernels = tensor!([64, 64], 384 * 256 + 1024, "apart_128");
 
 impl Kernels {
     /// Those for these heads on this GPU, where packs are read at these addresses.
