@@ -368,7 +368,8 @@ fn model_moves_whole() -> Result<String> {
 fn causal_mask_as_buffer() -> Result<String> {
     let mask = causal_mask(4)?.named("attention.mask").to(Device::best())?;
     let scores = Tensor::zeros(&[4, 4], DType::F32, Device::best())?;
-    let masked = ops::add(&scores, &mask)?.to_vec::<f32>()?;
+    ops::axpy(&scores, 1.0, &mask)?;
+    let masked = scores.to_vec::<f32>()?;
     let expected = |index: usize| {
         if index % 4 > index / 4 {
             f32::NEG_INFINITY
@@ -505,8 +506,9 @@ fn memory_figures() -> Result<String> {
 /// Works wherever its input is: the helper tensor inherits device and dtype.
 fn normalize(x: &Tensor) -> Result<Tensor> {
     let mean = ops::mean(x)?;
-    let shift = x.new_full(x.shape(), -mean.item()?)?;
-    ops::add(x, &shift)
+    let centred = x.new_full(x.shape(), -mean.item()?)?;
+    ops::axpy(&centred, 1.0, x)?;
+    Ok(centred)
 }
 
 fn device_agnostic() -> Result<String> {
@@ -542,13 +544,12 @@ fn tensors_of_two_gpus() -> Result<String> {
         randn(&[4], GPU)?.named("x0"),
         randn(&[4], OTHER_GPU)?.named("x1"),
     );
-    let text = message(ops::add(&a, &b));
+    let text = message(ops::axpy(&a, 1.0, &b));
     assert!(
-        text.contains(r#"a "x0" f32[4] on cuda:0, b "x1" f32[4] on cuda:1"#),
+        text.contains(r#"y "x0" f32[4] on cuda:0, x "x1" f32[4] on cuda:1"#),
         "{text}"
     );
-    let sum = ops::add(&a, &b.to(GPU)?)?;
-    assert_eq!(sum.device(), GPU);
+    ops::axpy(&a, 1.0, &b.to(GPU)?)?;
     Ok(text)
 }
 
@@ -632,9 +633,9 @@ fn left_on_the_other_device() -> Result<String> {
         "{weights_text}"
     );
     let cached = Tensor::zeros(&[4, 3], DType::F32, Device::Cpu)?.named("hidden");
-    let cached_text = message(ops::add(&logits, &cached));
+    let cached_text = message(ops::axpy(&logits, 1.0, &cached));
     assert!(
-        cached_text.contains(r#"b "hidden" f32[4, 3] on cpu"#),
+        cached_text.contains(r#"x "hidden" f32[4, 3] on cpu"#),
         "{cached_text}"
     );
     Ok(format!("{labels_text}\n{weights_text}\n{cached_text}"))

@@ -84,8 +84,8 @@ fn under_allow_operands_meet_on_the_accumulators_accelerator_or_the_first_ones()
 #[test]
 fn an_output_on_the_cpu_comes_back_and_both_ways_are_counted() {
     on_two_devices(|ledger| {
-        let (out, a, b) = (randn(&[8], Device::Cpu), randn(&[8], GPU), randn(&[8], GPU));
-        transfer::with_policy(Policy::Warn, || ops::add_into(&out, &a, &b)).unwrap();
+        let (out, a) = (randn(&[8], Device::Cpu), randn(&[8], GPU));
+        transfer::with_policy(Policy::Warn, || ops::scale_into(&out, &a, 2.0)).unwrap();
         assert_eq!(out.device(), Device::Cpu);
         let expected: Vec<f32> = a.to_vec::<f32>().unwrap().iter().map(|x| x + x).collect();
         assert_eq!(out.to_vec::<f32>().unwrap(), expected);
@@ -149,10 +149,10 @@ fn in_a_forbidding_scope_only_announced_transfers_pass() {
                 "reading the CPU's own memory is none"
             );
             // A policy that allows a transfer does not announce it.
-            let moved = transfer::with_policy(Policy::Allow, || ops::add(&weight, &batch));
+            let moved = transfer::with_policy(Policy::Allow, || ops::axpy(&weight, 1.0, &batch));
             assert!(matches!(moved, Err(Error::ForbiddenTransfer(_))));
             let moved = transfer::announced("not this", || {
-                transfer::with_policy(Policy::Allow, || ops::add(&weight, &batch))
+                transfer::with_policy(Policy::Allow, || ops::axpy(&weight, 1.0, &batch))
             });
             assert!(
                 matches!(moved, Err(Error::ForbiddenTransfer(_))),
@@ -185,7 +185,7 @@ fn the_librarys_threads_inherit_the_rules_and_others_can() {
         transfer::with_policy(Policy::Allow, || {
             transfer::in_phase(Phase::Checkpoint, || {
                 let (a, b) = (a.clone(), b.clone());
-                transfer::spawn("loader", move || ops::add(&a, &b).map(drop))
+                transfer::spawn("loader", move || ops::axpy(&a, 1.0, &b))
                     .unwrap()
                     .join()
                     .unwrap()
@@ -200,7 +200,7 @@ fn the_librarys_threads_inherit_the_rules_and_others_can() {
             (1, Phase::Checkpoint, 1)
         );
         let (a, b) = (a.clone(), b.clone());
-        let strange = std::thread::spawn(move || ops::add(&a, &b).map(drop))
+        let strange = std::thread::spawn(move || ops::axpy(&a, 1.0, &b))
             .join()
             .unwrap();
         assert!(

@@ -318,7 +318,7 @@ const SCENES: [(&str, fn()); 20] = [
             let body = || {
                 ops::scale_into(&x, &x, 2.0)?;
                 side.wait(&main.record()?)?;
-                side.scope(|| ops::add_into(&y, &y, &x))?;
+                side.scope(|| ops::axpy(&y, 1.0, &x))?;
                 main.wait(&side.record()?)?;
                 ops::scale_into(&x, &x, 3.0)
             };

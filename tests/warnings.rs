@@ -49,20 +49,24 @@ fn each_line_warns_once_and_counts_every_time() {
     transfer::with_ledger(&ledger, || {
         transfer::with_policy(Policy::Warn, || {
             for _ in 0..5 {
-                ops::add(&there, &batch).unwrap();
+                ops::axpy(&there, 1.0, &batch).unwrap();
             }
-            ops::mul(&there, &batch).unwrap();
+            let relu = ops::Activation::Relu;
+            ops::activate_backward_into(&there, &there, &batch, relu).unwrap();
         });
-        transfer::with_policy(Policy::Allow, || ops::add(&there, &batch).unwrap());
+        transfer::with_policy(Policy::Allow, || ops::axpy(&there, 1.0, &batch).unwrap());
     });
     let heard = HEARD.lock().unwrap();
     assert_eq!(heard.len(), 2, "{heard:?}");
     assert!(
         heard[0].contains(
-            "add: the policy moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"
+            "axpy: the policy moved x \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"
         ),
         "{heard:?}"
     );
-    assert!(heard[1].starts_with("mul: the policy moved"), "{heard:?}");
+    assert!(
+        heard[1].starts_with("activate_backward: the policy moved"),
+        "{heard:?}"
+    );
     assert_eq!(ledger.crossed().0, 7);
 }

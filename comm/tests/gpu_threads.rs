@@ -239,7 +239,7 @@ fn the_memory_of_tensors_that_are_dropped_while_they_are_reduced_stays() {
         for _ in 0..20 {
             let x = own(&group, device, 5000)?;
             group.all_reduce(&x, Reduce::Sum, &stream)?;
-            stream.scope(|| ops::add_into(&total, &total, &x))?;
+            stream.scope(|| ops::axpy(&total, 1.0, &x))?;
             drop(x);
             // The next user of the memory must not disturb the sum.
             drop(Tensor::full(&[5000], 1e9, ddp_kernels::DType::F32, device)?);

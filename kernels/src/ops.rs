@@ -2,10 +2,8 @@
 //!
 //! Operations write into tensors that the caller passes, and backward is a separate call; nn's
 //! modules derive theirs, from chains (`chain.rs`). Where `foo_into` has a short form `foo`, that
-//! makes the output on the operands' device. Shapes are not broadcast, except in chains, linear's
-//! bias, and the second operand of `add`, `sub` and `mul`, which may be a vector along the rows or
-//! columns of the first. The gradient of such a vector is the sum along the other dimension:
-//! `column_sum_into` or `row_sum_into`.
+//! makes the output on the operands' device. Shapes are not broadcast, except in chains and
+//! linear's bias.
 //!
 //! `call.rs` has what all operations do before their math, `elementwise.rs` the elementwise loops,
 //! `update.rs` the steps of optimizers.
@@ -54,7 +52,7 @@ pub use activation::{
 };
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use addmm::{addmm, addmm_into};
-pub use arithmetic::{add, add_into, axpy, mul, mul_into, scale, scale_into, sub, sub_into};
+pub use arithmetic::{axpy, scale_into};
 pub use attention::{Attention, attention_backward_into, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
 pub use chain::{Chain, ChainStep, ChainView, Function, chain_into};

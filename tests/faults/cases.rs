@@ -22,7 +22,8 @@ fn ones() -> Result<Tensor> {
 /// Uses everything once, and gives the sum of what came of it.
 fn some_work() -> Result<String> {
     let x = ones()?;
-    let y = ops::activate(&ops::add(&x, &x)?, ops::Activation::Relu)?;
+    ops::scale_into(&x, &x, 2.0)?;
+    let y = ops::activate(&x, ops::Activation::Relu)?;
     let out = ops::addmm(
         &y.slice(0..100)?.reshape(&[10, 10])?,
         &y.reshape(&[10, 100])?,

@@ -158,7 +158,7 @@ def memory_bound():
     say("copy", gb(8) / seconds(calls, lambda: x.copy_(y)), "GB/s")
     say("relu f32", gb(8) / seconds(calls, lambda: torch.clamp(y, min=0, out=x)), "GB/s")
     say("gelu f32", gb(8) / seconds(calls, lambda: torch.ops.aten.gelu.out(y, approximate="tanh", out=x)), "GB/s")
-    say("add f32", gb(12) / seconds(calls, lambda: torch.add(x, y, out=x)), "GB/s")
+    say("axpy f32", gb(12) / seconds(calls, lambda: torch.add(x, y, out=x)), "GB/s")
     del x, y
     count = size(124 << 20, 4096)
     parameter = nn.Parameter(torch.randn(count, device=DEVICE))

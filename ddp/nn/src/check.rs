@@ -89,7 +89,8 @@ impl<'a> DerivativeCheck<'a> {
             None => Tensor::randn(&x_shape, DType::F64, Device::Cpu, &mut random)?,
             Some(dtype) => {
                 let unit = Tensor::rand(&x_shape, DType::F64, Device::Cpu, &mut random)?;
-                ops::scale(&unit, 7.0)?.to_dtype(dtype)?
+                ops::scale_into(&unit, &unit, 7.0)?;
+                unit.to_dtype(dtype)?
             }
         };
         let mut trial = ModelTrial {
@@ -184,7 +185,10 @@ impl ModelTrial<'_> {
                     None => y.randn_like(&mut Random::new(!self.seed))?,
                 };
                 self.multiples = Some(multiples.clone());
-                (ops::sum(&ops::mul(&y, &multiples)?)?.item()?, multiples)
+                let numbers = [&y, &multiples].map(Tensor::to_vec::<f64>);
+                let [y, by] = numbers;
+                let sum = y?.iter().zip(by?).map(|(y, by)| y * by).sum();
+                (sum, multiples)
             }
             Objective::Loss(loss, targets) => {
                 let stats = Tensor::zeros(&[STATS], DType::F64, Device::Cpu)?;

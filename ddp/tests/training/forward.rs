@@ -15,6 +15,8 @@ use ddp::nn::{
 use ddp::params::ParamId;
 use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
+use crate::support::pass::in_pass;
+
 /// An output for `x`.
 type Of = fn(&mut Scope<'_>, &Var) -> Var;
 
@@ -52,20 +54,11 @@ pub(crate) fn of_rows(model: &Model, x: &Tensor) -> [Vec<f64>; 2] {
 }
 
 pub(crate) fn try_rows(model: &Model, x: &Tensor) -> Result<[Tensor; 2]> {
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let mut ready = |_: ParamId| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-    let y = model.forward(&mut pass, x)?;
-    let dx = model.backward_to_input(&mut pass, &y.ones_like()?)?;
-    Ok([y.clone(), dx.map_or_else(|| y.zeros_like(), Ok)?])
+    in_pass(model, true, |mut pass| {
+        let y = model.forward(&mut pass, x)?;
+        let dx = model.backward_to_input(&mut pass, &y.ones_like()?)?;
+        Ok([y.clone(), dx.map_or_else(|| y.zeros_like(), Ok)?])
+    })
 }
 
 #[test]
@@ -82,9 +75,25 @@ fn chains_of_more_values_than_one_may_have_are_several() {
     });
 }
 
-/// x · factor, by hand.
+/// The product of two inputs · factor, by hand.
 #[derive(Debug)]
 struct Scaled(f64);
+
+fn multiply(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    use ops::{ChainStep, ChainView, Function};
+    let dims = out.shape().dims();
+    let whole = ChainView::whole(dims);
+    let product = ChainStep::Apply(Function::Mul, [0, 1, 0]);
+    let steps = vec![
+        ChainStep::Load(0),
+        ChainStep::Load(1),
+        product,
+        ChainStep::Store(0, 2),
+    ];
+    let views = [vec![whole.clone(), whole.clone()], vec![whole]];
+    let chain = ops::Chain::new("multiply", dims, 0, steps, views)?;
+    Ok(ops::chain_into(&chain, &[out], &[a, b])?)
+}
 
 impl CustomOp for Scaled {
     fn shape(&self, inputs: &[Vec<usize>]) -> Result<Vec<usize>> {
@@ -92,7 +101,7 @@ impl CustomOp for Scaled {
     }
 
     fn forward(&self, x: &[&Tensor], out: &Tensor) -> Result<()> {
-        ops::mul_into(out, x[0], x[1])?;
+        multiply(out, x[0], x[1])?;
         Ok(ops::scale_into(out, out, self.0)?)
     }
 
@@ -103,7 +112,7 @@ impl CustomOp for Scaled {
         gradients: &[&Tensor],
     ) -> Result<()> {
         for (at, gradient) in gradients.iter().enumerate() {
-            ops::mul_into(gradient, dout, x[1 - at])?;
+            multiply(gradient, dout, x[1 - at])?;
             ops::scale_into(gradient, gradient, self.0)?;
         }
         Ok(())

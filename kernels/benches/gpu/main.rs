@@ -217,8 +217,8 @@ impl Bench {
             "GB/s",
         );
         self.say(
-            "add f32",
-            gb(12) / self.seconds(calls, || ops::add_into(&x, &x, &y))?,
+            "axpy f32",
+            gb(12) / self.seconds(calls, || ops::axpy(&x, 1.0, &y))?,
             "GB/s",
         );
         drop((x, y));

@@ -88,12 +88,6 @@ fn elementwise(count: usize, measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<(
             8,
             run!(|out| ops::activate_into(&out, &out, ops::Activation::Relu)),
         ),
-        body("add", 12, run!(|a, b, out| ops::add_into(&out, &a, &b))),
-        body(
-            "add in place",
-            12,
-            run!(|b, out| ops::add_into(&out, &out, &b)),
-        ),
         body(
             "scale in place",
             8,
@@ -144,7 +138,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
     let mut random = Random::new(5);
     let mut randn = || Tensor::randn(&[LARGE], DType::F32, Device::Cpu, &mut random);
     let (values, grads, first, second) = (randn()?, randn()?, randn()?, randn()?);
-    let second_positive = ops::mul(&second, &second)?;
+    let second_positive = ops::activate(&second, ops::Activation::ReluSquared)?;
     let constants = AdamwConstants::default();
     let scalars = AdamwScalars {
         learning_rate: 1e-6,
@@ -243,8 +237,8 @@ fn calls(wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line)) -> Result<()> {
     let one = Tensor::ones(&[1], DType::F32, Device::Cpu)?;
     let other = one.ones_like()?;
     let bodies: [(&str, &mut dyn FnMut() -> Result<()>); 4] = [
-        ("call: add_into of one element", &mut || {
-            ops::add_into(&one, &one, &other)
+        ("call: axpy of one element", &mut || {
+            ops::axpy(&one, 1.0, &other)
         }),
         ("call: item, booked in the ledger", &mut || {
             one.item().map(drop)

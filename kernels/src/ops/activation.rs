@@ -274,7 +274,7 @@ pub fn activate_backward_into(
     let operands = [("dx", dx), ("dy", dy), ("saved", saved)];
     let op = "activate_backward";
     let kernel = (&ACTIVATION, op, Some(activation.number().word()));
-    with_function!(activation, f => binary_op(op, operands, f, kernel, None))
+    with_function!(activation, f => binary_op(op, operands, f, kernel))
 }
 
 pub(super) static SWIGLU: CuFile = CuFile::new("swiglu.cu", include_str!("swiglu.cu"));

@@ -1,95 +1,18 @@
-//! add, sub, mul, scale and axpy, element by element. The second operand of the first three
-//! may be a vector along the rows or columns of the first. Factors are first
-//! rounded to the dtype of the math: f32, or f64 for f64.
+//! scale and axpy, element by element; other arithmetic is a chain's. Factors are first rounded to
+//! the dtype of the math: f32, or f64 for f64.
 
-use crate::error::{Caller, Result};
+use crate::error::Result;
 use crate::launch::{CuFile, GpuLaunch, Grid, KernelArgument, args};
 use crate::ops::call::{Buffer, FLOATS_AND_BF16, OpCall, with_float};
-use crate::ops::elementwise::{GRAIN, binary_in_place, binary_op, of_elements, unary_op};
-use crate::{Tensor, threads, transfer};
+use crate::ops::elementwise::{GRAIN, binary_in_place, of_elements, unary_op};
+use crate::{Tensor, threads};
 
 pub(super) static SOURCE: CuFile = CuFile::new("arithmetic.cu", include_str!("arithmetic.cu"));
 
 of_elements! {
     pub(crate) Add(): (a, b) => a + b;
-    Sub(): (a, b) => a - b;
-    Mul(): (a, b) => a * b;
     Scale(factor): (x) => x * T::from_f64(factor);
     Axpy(factor): (y, x) => T::from_f64(factor).fused(x, y);
-}
-
-/// An output for an elementwise operation on two tensors, on the device where they meet.
-#[track_caller]
-fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let device = transfer::meeting_place(&[("a", a), ("b", b)], Caller::new(op))?;
-    Tensor::empty(a.shape(), a.dtype(), device)
-}
-
-/// `a + b` in a new tensor, on the device where the transfer policy in force brings them together.
-#[track_caller]
-pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let out = empty_where_they_meet("add", a, b)?;
-    add_into(&out, a, b)?;
-    Ok(out)
-}
-
-/// `out = a + b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
-/// added to each row, or (…, 1), a number for each row.
-///
-/// Backward: `da = db = dout`; for a vector `b`, `column_sum_into` or `row_sum_into` of `dout`.
-#[track_caller]
-pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let operands = [("out", out), ("a", a), ("b", b)];
-    let vector = Some("add_vector");
-    binary_op("add", operands, Add, (&SOURCE, "add", None), vector)
-}
-
-/// `a - b` in a new tensor, on the device where the transfer policy in force brings them together.
-#[track_caller]
-pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let out = empty_where_they_meet("sub", a, b)?;
-    sub_into(&out, a, b)?;
-    Ok(out)
-}
-
-/// `out = a - b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
-/// taken from each row, or (…, 1), a number for each row.
-///
-/// Backward: `da = dout`, `db = -dout` (`scale_into`); for a vector `b` then summed as for
-/// `add_into`.
-#[track_caller]
-pub fn sub_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let operands = [("out", out), ("a", a), ("b", b)];
-    let vector = Some("sub_vector");
-    binary_op("sub", operands, Sub, (&SOURCE, "sub", None), vector)
-}
-
-/// `a b` in a new tensor, on the device where the transfer policy in force brings them together.
-#[track_caller]
-pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let out = empty_where_they_meet("mul", a, b)?;
-    mul_into(&out, a, b)?;
-    Ok(out)
-}
-
-/// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), with which
-/// each row is multiplied, or (…, 1), a number for each row.
-///
-/// Backward: `da = dout b`, `db = dout a` (`mul_into`); for a vector `b` then summed as for
-/// `add_into`.
-#[track_caller]
-pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let operands = [("out", out), ("a", a), ("b", b)];
-    let vector = Some("mul_vector");
-    binary_op("mul", operands, Mul, (&SOURCE, "mul", None), vector)
-}
-
-/// `factor · x` in a new tensor.
-#[track_caller]
-pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
-    let out = x.empty_like()?;
-    scale_into(&out, x, factor)?;
-    Ok(out)
 }
 
 /// `out = factor · x`; `out` may be `x`.

@@ -290,26 +290,6 @@ template <class F> INLINE void over_matrix(u64 count, u64 columns, F f) {
     }
 }
 
-/// out[i] = f(a[i], b[j]) in f32, rounded once, for a row-major matrix a, which may be out; j is
-/// the row of element i with `by_row`, else its column.
-template <class T, class F>
-INLINE void map_vector(T* out, const T* a, const T* b, u64 count, u64 columns, u32 by_row, F f) {
-    typedef Pack<T> P;
-    if (columns % P::COUNT == 0 && aligned(out, a) && (by_row != 0 || aligned(b))) {
-        return over_matrix(count / P::COUNT, columns / P::COUNT, [=](u64 i, u64 row, u64 column) {
-            const P left = load_pack<P>(a, i), right = by_row != 0 ? P{} : load_pack<P>(b, column);
-            float result[P::COUNT];
-            UNROLLED for (int k = 0; k < P::COUNT; k++) {
-                result[k] = f(wide(left.values[k]), wide(by_row != 0 ? b[row] : right.values[k]));
-            }
-            store_pack(out, i, narrow_pack<T>(result));
-        });
-    }
-    over_matrix(count, columns, [=](u64 i, u64 row, u64 column) {
-        out[i] = narrow<T>(f(wide(a[i]), wide(b[by_row != 0 ? row : column])));
-    });
-}
-
 // ---- reductions in a fixed order ----
 
 constexpr int WARP = 32;

@@ -1,6 +1,6 @@
-//! Elementwise operations from the checks to the loop or the kernel, such as relu, gelu, add, sub,
-//! mul, rsqrt and scale. Also the loops that other operations share: split over the threads,
-//! vectorised for this processor, in place or into another tensor.
+//! Elementwise operations from the checks to the loop or the kernel, such as relu, gelu and scale.
+//! Also the loops that other operations share: split over the threads, vectorised for this
+//! processor, in place or into another tensor.
 //!
 //! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
 //! because only those are certain to be compiled into each SIMD version of the loop.
@@ -124,46 +124,6 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(
     }
 }
 
-/// `out[i] = f(a[i], b[j])` for rows of `columns` elements, where j is the row of element i with
-/// `by_row`, else its column; `a` may be in place.
-pub(crate) fn broadcast<T: Element, F: Binary<T>>(
-    out: &mut Buffer<'_>,
-    a: &Buffer<'_>,
-    b: &Buffer<'_>,
-    f: F,
-    columns: usize,
-    by_row: bool,
-) {
-    let (a, b) = (a.unless_in_place::<T>(), b.elements::<T>());
-    threads::split_mut(out.elements_mut::<T>(), GRAIN, |mut first, mut out| {
-        while !out.is_empty() {
-            let (row, column) = (first / columns, first % columns);
-            let length = out.len().min(columns - column);
-            let (part, rest) = out.split_at_mut(length);
-            if let Some(a) = a {
-                part.copy_from_slice(&a[first..first + length]);
-            }
-            if by_row {
-                unary_in_place(part, With(f, b[row]));
-            } else {
-                binary_in_place(part, &b[column..column + length], f);
-            }
-            (first, out) = (first + length, rest);
-        }
-    });
-}
-
-/// A binary operation with this second operand.
-#[derive(Clone, Copy)]
-struct With<T, F>(F, T);
-
-impl<T: Element, F: Binary<T>> Unary<T> for With<T, F> {
-    #[inline(always)]
-    fn apply(self, x: T) -> T {
-        self.0.apply(x, self.1)
-    }
-}
-
 /// Writes what `make` computes to `out`; past the caches, with streaming stores, if it is `large`.
 pub(crate) fn write<T: Element>(out: &mut [T], large: bool, make: impl Make<T>) {
     threads::split_mut(out, GRAIN, |first, out| {
@@ -276,65 +236,31 @@ pub(crate) fn unary_op(
 }
 
 /// `out = f(a, b)`, in f32, or f64 on the CPU; `a` may be `out`. Each operand comes with its role.
-///
-/// With a kernel `vector`, `b` may also be a vector for a matrix `a` (…, C): (C), a number for each
-/// column, or (…, 1), a number for each row.
 #[track_caller]
 pub(crate) fn binary_op(
     op: &'static str,
     [out, a, b]: [(&'static str, &Tensor); 3],
     f: impl Binary<f32> + Binary<f64>,
     (source, name, last): Kernel,
-    vector: Option<&'static str>,
 ) -> Result<()> {
     let mut call = OpCall::new(op);
-    let (a_dims, b_dims) = (a.1.shape().dims(), b.1.shape().dims());
     let out = call.writes(out.0, out.1);
     let a = call.reads(a.0, a.1);
     let b = call.reads(b.0, b.1);
     call.may_be_in_place(a, out);
-    call.elementwise(&[out, a])?;
-    // The vector's kernel, the columns of a, and whether b has a number for each row.
-    let by_vector = match (vector, a_dims, b_dims) {
-        (None, ..) => None,
-        _ if a_dims == b_dims => None,
-        (Some(name), [rows @ .., columns], [b_rows @ .., 1]) if rows == b_rows => {
-            Some((name, *columns, true))
-        }
-        (Some(name), [.., columns], [count]) if columns == count => Some((name, *columns, false)),
-        _ => {
-            let expected = format!(
-                "shape {a_dims:?}, as a has, or a vector: [columns of a], or [rows of a, 1]"
-            );
-            return Err(call.operand_error(b, expected, "reshape it: only b is broadcast"));
-        }
-    };
-    match by_vector {
-        None => call.elementwise(&[a, b])?,
-        Some(_) => call.same_dtype(b, a).and_then(|()| call.row_major(b))?,
-    }
+    call.elementwise(&[out, a, b])?;
     call.run(a, &FLOATS_AND_BF16, |placed| {
         let [mut out, a, b] = placed.enter([out, a, b])?;
         if let Some(gpu) = placed.gpu() {
-            let (count, dtype) = (out.count, out.dtype);
-            let (name, columns, by_row) = by_vector.unwrap_or((name, 0, false));
-            if by_vector.is_some() {
-                let args = args![out, a, b, count, columns, by_row];
-                return gpu.launch(source, (name, dtype), Grid::elements(count), args);
-            }
-            let args = args![out, a, b, count, last];
+            let args = args![out, a, b, out.count, last];
             let args = &args[..4 + usize::from(last.is_some())];
-            return gpu.launch(source, (name, dtype), Grid::packs(count, dtype), args);
+            let grid = Grid::packs(out.count, out.dtype);
+            return gpu.launch(source, (name, out.dtype), grid, args);
         }
-        match (placed.dtype, by_vector) {
-            (DType::BF16, None) => binary::<bf16, _>(&mut out, &a, &b, Rounded(f)),
-            (DType::BF16, Some((_, columns, by_row))) => {
-                broadcast::<bf16, _>(&mut out, &a, &b, Rounded(f), columns, by_row);
-            }
-            (dtype, None) => with_float!(dtype, T => binary::<T, _>(&mut out, &a, &b, f)),
-            (dtype, Some((_, columns, by_row))) => with_float!(dtype, T => {
-                broadcast::<T, _>(&mut out, &a, &b, f, columns, by_row);
-            }),
+        if placed.dtype == DType::BF16 {
+            binary::<bf16, _>(&mut out, &a, &b, Rounded(f));
+        } else {
+            with_float!(placed.dtype, T => binary::<T, _>(&mut out, &a, &b, f));
         }
         Ok(())
     })

@@ -9,9 +9,8 @@
 //! that each run has a thread block, and the sums of the runs take 2 KiB of scratch memory, which
 //! cannot be allocated during capture.
 //!
-//! row_sum goes over the last dimension, which keeps the length 1, so that the result
-//! can be broadcast to the rows again (`add`, `sub`, `mul`). A row is added block by block as
-//! above, on a GPU by a warp. column_sum is the sum of the rows of a matrix, and so the gradient of
+//! row_sum goes over the last dimension, which keeps the length 1. A row is added block by block as
+//! above, on a GPU by a warp. column_sum is the sum of the rows of a matrix, as for the gradient of
 //! a vector that was broadcast along them; its order is that of linear's bias gradient, whose loop
 //! and kernel these are.
 //!
@@ -182,7 +181,7 @@ const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 /// `out` (…, 1) `= Σ` of each row of `x` (…, C). 0 where C is 0.
 ///
-/// Backward: each element of a row of `dx` is that of `dout`: `zero`, then `add_into`.
+/// Backward: each element of a row of `dx` is that of `dout`: a chain.
 #[track_caller]
 pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
@@ -222,7 +221,7 @@ pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
 /// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`.
 /// `out` may be f32 where `x` is bf16.
 ///
-/// Backward: each row of `dx` is `dout`: `zero`, then `add_into`.
+/// Backward: each row of `dx` is `dout`: a chain.
 #[track_caller]
 pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
     let columns = x.shape().dims().last().copied();

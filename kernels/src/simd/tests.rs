@@ -12,8 +12,10 @@ fn bits() -> Vec<u32> {
         cpu(&random_f32(COUNT, 1), &[COUNT]),
         cpu(&random_f32(COUNT, 2), &[COUNT]),
     );
+    let apart = x.empty_like().unwrap();
+    ops::activate_backward_into(&apart, &y, &x, Activation::Relu).unwrap();
     let mut made = vec![
-        ops::add(&x, &y).unwrap(),
+        apart,
         ops::sum(&x).unwrap(),
         ops::cast(&ops::cast(&x, DType::BF16).unwrap(), DType::F32).unwrap(),
         ops::cast(&ops::cast(&x, DType::F16).unwrap(), DType::F32).unwrap(),
@@ -25,8 +27,8 @@ fn bits() -> Vec<u32> {
         made.extend([ops::activate(&x, activation).unwrap(), dx]);
     }
     ops::axpy(&y, 0.3, &x).unwrap();
-    let [values, first, second] = [x.clone(), x.zeros_like().unwrap(), x.zeros_like().unwrap()];
-    let values = ops::scale(&values, 2.0).unwrap();
+    let [values, first, second] = [(); 3].map(|()| x.zeros_like().unwrap());
+    ops::scale_into(&values, &x, 2.0).unwrap();
     let constants = AdamwConstants::default();
     let scalars = AdamwScalars {
         learning_rate: 1e-2,

@@ -30,7 +30,7 @@ fn a_captured_sequence_runs_at_each_launch_and_not_before() {
     for device in devices() {
         let (x, one) = (filled(0.0, device), filled(1.0, device));
         let stream = stream_after_default(device);
-        let body = || ops::add_into(&x, &x, &one).and_then(|()| ops::scale_into(&x, &x, 2.0));
+        let body = || ops::axpy(&x, 1.0, &one).and_then(|()| ops::scale_into(&x, &x, 2.0));
         stream.scope(body).unwrap();
         stream.synchronize().unwrap();
         assert_eq!(stream.scope(|| first(&x)), 2.0);
@@ -58,7 +58,7 @@ fn what_varies_is_read_from_tensors_at_each_launch() {
     for device in devices() {
         let (x, step) = (filled(0.0, device), filled(1.0, device));
         let stream = stream_after_default(device);
-        let body = || ops::add_into(&x, &x, &step);
+        let body = || ops::axpy(&x, 1.0, &step);
         stream.scope(body).unwrap();
         let graph = Graph::capture(&stream, body).unwrap();
         for value in [10.0, 100.0] {
@@ -83,13 +83,14 @@ fn streams_join_a_capture_by_its_events_and_leave_it_by_theirs() {
             side.scope(|| ops::scale_into(&b, &b, 3.0))?;
             ops::scale_into(&a, &a, 2.0)?;
             main.wait(&side.record()?)?;
-            ops::add_into(&sum, &a, &b)
+            ops::axpy(&sum, 1.0, &a)?;
+            ops::axpy(&sum, 1.0, &b)
         };
         main.scope(body).unwrap();
         let graph = Graph::capture(&main, body).unwrap();
         graph.launch().unwrap();
         graph.launch().unwrap();
-        assert_eq!(main.scope(|| first(&sum)), 8.0 + 54.0);
+        assert_eq!(main.scope(|| first(&sum)), 8.0 + 22.0 + 62.0);
         // The side stream is its own again.
         side.wait(&main.record().unwrap()).unwrap();
         side.scope(|| ops::fill_into(&b, 1.0)).unwrap();
@@ -182,8 +183,7 @@ fn a_graph_keeps_the_memory_of_tensors_that_are_gone() {
                 filled(3.0, device).named("kept input"),
                 filled(0.0, device).named("kept output"),
             );
-            let body =
-                || ops::scale_into(&y, &x, 2.0).and_then(|()| ops::add_into(&total, &total, &y));
+            let body = || ops::scale_into(&y, &x, 2.0).and_then(|()| ops::axpy(&total, 1.0, &y));
             stream.scope(body).unwrap();
             assert!(x.is_only_handle());
             let graph = Graph::capture(&stream, body).unwrap();

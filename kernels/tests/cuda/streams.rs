@@ -29,7 +29,7 @@ fn a_stream_that_waits_for_an_event_sees_what_was_done_before_it() {
                 .scope(|| ops::fill_into(&x, f64::from(round)))
                 .unwrap();
             second.wait(&first.record().unwrap()).unwrap();
-            second.scope(|| ops::add_into(&y, &y, &x)).unwrap();
+            second.scope(|| ops::axpy(&y, 1.0, &x)).unwrap();
             // The next round writes x on the first stream: after the second has read it.
             first.wait(&second.record().unwrap()).unwrap();
         }
@@ -75,7 +75,7 @@ fn memory_dropped_while_another_stream_uses_it_is_not_handed_out_too_early() {
             let x = filled(1.0, device);
             side.wait(&Stream::default_of(device).unwrap().record().unwrap())
                 .unwrap();
-            side.scope(|| ops::add_into(&total, &total, &x)).unwrap();
+            side.scope(|| ops::axpy(&total, 1.0, &x)).unwrap();
             drop(x);
             let overwriter = filled(f64::from(round) * 1e6, device);
             drop(overwriter);

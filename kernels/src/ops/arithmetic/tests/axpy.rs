@@ -30,14 +30,14 @@ fn f64_is_computed_in_f64() {
 
 #[test]
 fn operands_that_do_not_fit_or_overlap_are_named() {
-    let y = cpu(&[1.0, 2.0], &[2]);
-    let error = axpy(&y, 1.0, &cpu(&[0.0; 3], &[3]))
-        .unwrap_err()
-        .to_string();
+    let (y, bias) = (cpu(&[1.0, 2.0], &[2]), cpu(&[0.0; 3], &[3]).named("bias"));
+    let line = line!() + 1;
+    let error = axpy(&y, 1.0, &bias).unwrap_err().to_string();
     assert!(
-        error.contains("axpy: x f32[3] on cpu: expected shape [2], as y has"),
+        error.contains(r#"axpy: x "bias" f32[3] on cpu: expected shape [2], as y has"#),
         "{error}"
     );
+    assert!(error.contains(&format!("axpy.rs:{line}")), "{error}");
     let error = axpy(&y, 1.0, &cpu_of(&[0i32; 2], &[2]))
         .unwrap_err()
         .to_string();
