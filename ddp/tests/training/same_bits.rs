@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ddp::config::{Config, find, model_of};
+use ddp::config::{Config, OptimizerKind, find, model_of};
 use ddp::data::sampler::Shards;
 use ddp::data::{InOrder, Source};
 use ddp::{Result, checkpoint, train};
 use ddp_comm::Group;
 use ddp_kernels::Device;
 use ddp_kernels::ops::{Bf16Order, with_bf16_order};
+use ddp_kernels::setting::Choice;
 use serde_json::Value;
 
 use crate::support::random::uniform;
@@ -269,7 +270,7 @@ fn combinations() -> Vec<(&'static str, String)> {
     ];
     let mut all = Vec::new();
     for model in models {
-        for optimizer in ["adamw", "sgd", "muon"] {
+        for (_, optimizer, _) in OptimizerKind::ALL {
             for chosen in 0..1 << choices.len() {
                 let mut settings = format!("optimizer={optimizer}");
                 if model == "mlp" {

@@ -73,7 +73,7 @@ class Settings(TypedDict, total=False):
     optimizer: Optional[Literal["adamw", "sgd", "muon"]]
     """Optimizer [default: adamw]"""
     lr: Value
-    """Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]"""
+    """Peak learning rate [default: 0.001, 0.1 for sgd, 0.02 for muon]"""
     adam_lr: Value
     """muon: peak learning rate of the parameters that adamw updates, on the same schedule [default:
     0.0003]"""
@@ -89,7 +89,7 @@ class Settings(TypedDict, total=False):
     warmup_steps: Value
     """Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]"""
     weight_decay: Value
-    """Weight decay [default: 0.01 for adamw and muon, 0 for sgd]"""
+    """Weight decay [default: 0.01, 0 for sgd]"""
     decay: Optional[Literal["matrices", "all"]]
     """What weight decay applies to [default: matrices]"""
     beta1: Value

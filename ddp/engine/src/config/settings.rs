@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use ddp_data::DataSpec;
-use ddp_kernels::setting::SettingName;
+use ddp_kernels::setting::{Choice, SettingName};
 use ddp_kernels::threads;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::models::family::{FamilySetting, SettingField};
@@ -178,6 +178,22 @@ fn name_of(field: &str) -> String {
     field.trim_end_matches('_').replace('_', "-")
 }
 
+/// The help, with the defaults that optimizers declare: `[default: 0.9, 0.95 for muon]`.
+fn with_default(name: &str, help: String, default: &Value) -> String {
+    let declared = OptimizerKind::ALL.iter();
+    let declared = declared.filter_map(|(kind, of, _)| Some((kind.default_of(name)?, of)));
+    let declared: Vec<_> = declared.filter(|_| default.is_null()).collect();
+    let Some(&(usual, _)) = declared.first() else {
+        return help;
+    };
+    let number = |it: f64| format!("{it:?}").trim_end_matches(".0").to_string();
+    let others = declared.iter().filter(|(it, _)| *it != usual);
+    let others: String = others
+        .map(|(it, of)| format!(", {} for {of}", number(*it)))
+        .collect();
+    format!("{help} [default: {}{others}]", number(usual))
+}
+
 macro_rules! settings {
     ($(
         [$group:literal]
@@ -211,7 +227,7 @@ macro_rules! settings {
                 let lines: &[&str] = &[$($help.trim_ascii()),+];
                 Setting {
                     name: name_of(stringify!($field)),
-                    help: lines.join(" "),
+                    help: with_default(&name_of(stringify!($field)), lines.join(" "), &field.value()),
                     group: $group.to_string(),
                     value_name: $value_name,
                     scope: SharedBy::$scope,
@@ -319,10 +335,9 @@ settings! {
     ["Optimization"]
     /// Optimizer
     Run optimizer "NAME" [mlp gpt]: OptimizerKind = OptimizerKind::Adamw;
-    /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd, 0.02 for muon]
+    /// Peak learning rate
     Run lr "RATE": Option<f64> = None, POSITIVE;
     /// muon: peak learning rate of the parameters that adamw updates, on the same schedule
-    /// [default: 0.0003]
     Run adam_lr "RATE": Option<f64> = None, POSITIVE;
     /// Learning rate of the last step, unless the schedule is constant
     Run min_lr "RATE": f64 = 0.0, POSITIVE;
@@ -335,17 +350,17 @@ settings! {
     Run linear_start "PENALTY": Option<f64> = None, POSITIVE;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
-    /// Weight decay [default: 0.01 for adamw and muon, 0 for sgd]
+    /// Weight decay
     Run weight_decay "X": Option<f64> = None, POSITIVE;
     /// What weight decay applies to
     Run decay "WHAT": Decayed = Decayed::Matrices;
-    /// adamw, muon: first-moment decay β₁ [default: 0.9]
+    /// adamw, muon: first-moment decay β₁
     Run beta1 "X": Option<f64> = None, Limits::BelowOne;
-    /// adamw, muon: second-moment decay β₂ [default: 0.999, 0.95 for muon]
+    /// adamw, muon: second-moment decay β₂
     Run beta2 "X": Option<f64> = None, Limits::BelowOne;
-    /// adamw, muon: added to the denominator [default: 1e-8, 1e-10 for muon]
+    /// adamw, muon: added to the denominator
     Run eps "X": Option<f64> = None;
-    /// sgd, muon: momentum; muon always uses Nesterov's [default: 0.9, 0.95 for muon]
+    /// sgd, muon: momentum; muon always uses Nesterov's
     Run momentum "X": Option<f64> = None, Limits::BelowOne;
     /// sgd: Nesterov's momentum
     Run nesterov "BOOL": bool = false;

@@ -41,27 +41,9 @@ fn help_says_what_the_defaults_are() {
             ),
         ),
         ("epochs", "5; tables choose --steps".to_string()),
-        (
-            "lr",
-            format!(
-                "{} for adamw, {} for sgd, {} for muon",
-                defaults.peak_lr(),
-                train("--optimizer sgd").peak_lr(),
-                train("--optimizer muon").peak_lr()
-            ),
-        ),
+        ("lr", "0.001, 0.1 for sgd, 0.02 for muon".to_string()),
         ("min-lr", defaults.min_lr.to_string()),
-        (
-            "weight-decay",
-            format!(
-                "{} for adamw and muon, {} for sgd",
-                defaults.with_defaults().weight_decay.unwrap(),
-                train("--optimizer sgd")
-                    .with_defaults()
-                    .weight_decay
-                    .unwrap()
-            ),
-        ),
+        ("weight-decay", "0.01, 0 for sgd".to_string()),
         ("beta1", "0.9".to_string()),
         ("beta2", "0.999, 0.95 for muon".to_string()),
         ("eps", "1e-8, 1e-10 for muon".to_string()),
