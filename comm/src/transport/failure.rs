@@ -363,10 +363,27 @@ impl Failure {
         let mut text = format!("panicked{}: {message}", place.unwrap_or_default());
         let trace = std::backtrace::Backtrace::capture();
         if trace.status() == std::backtrace::BacktraceStatus::Captured {
-            text += &format!("\n{trace}");
+            let trace = trace.to_string();
+            let is_full = std::env::var_os("RUST_BACKTRACE").is_some_and(|it| it == "full");
+            text += &format!("\n{}", if is_full { trace } else { own_frames(&trace) });
         }
         self.fail_alone(text, EXIT_PANIC)
     }
+}
+
+/// The innermost frames of a panic's backtrace that are not of Rust's library.
+fn own_frames(trace: &str) -> String {
+    const MOST: usize = 8;
+    let lines: Vec<&str> = trace.lines().collect();
+    let is_panic = |it: &&str| it.contains("begin_unwind") || it.contains("begin_panic");
+    let after = lines.iter().position(is_panic).unwrap_or(0);
+    let is_own = |pair: &&[&str]| {
+        let of_rust = ["/rustc/", "/rustlib/"];
+        pair[1].contains(" at ") && !of_rust.iter().any(|it| pair[1].contains(it))
+    };
+    let frames = lines[after..].windows(2).filter(is_own).take(MOST);
+    let frames: Vec<String> = frames.map(|pair| pair.join("\n")).collect();
+    format!("{}\n(RUST_BACKTRACE=full: all frames)", frames.join("\n"))
 }
 
 /// Runs `body` on a thread and waits for it, but no longer than `bound`.

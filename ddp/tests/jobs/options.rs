@@ -146,6 +146,10 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
             cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "),
             "{ended}"
         );
+        assert!(
+            cause.contains(", first not finite: forward of layer "),
+            "{ended}"
+        );
         let named_ranks = cause.matches(", rows ").count();
         assert_eq!(named_ranks, ranks, "{ended}");
         assert!(

@@ -133,3 +133,20 @@ fn a_rank_that_misses_another_says_so_also_if_the_launcher_ends_the_generation_m
     assert!(ended.status.success(), "{said}");
     assert!(said.contains("the ranks that are left continue"), "{said}");
 }
+
+/// 58 frames hid the one of the user's own code.
+#[test]
+fn a_backtrace_shows_the_first_frames_of_the_program() {
+    let frame = |name: &str, file: &str| format!("   0: {name}\n             at {file}:1:5\n");
+    let library = "/rustc/29483883/library/std/src/panicking.rs";
+    let own = frame("own::forward", "./src/main.rs");
+    let trace = [
+        frame("hook", "./comm/src/world/ending.rs"),
+        frame("__rustc::rust_begin_unwind", library),
+        own.repeat(12),
+        frame("std::panicking::try", library),
+        "  21: main\n".into(),
+    ];
+    let all = own.repeat(8) + "(RUST_BACKTRACE=full: all frames)";
+    assert_eq!(own_frames(&trace.concat()), all);
+}

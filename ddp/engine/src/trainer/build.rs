@@ -252,13 +252,15 @@ pub(super) fn step(
     Ok(step)
 }
 
-/// Refuses a model that has another number of outputs than there are classes. It would train: the
-/// loss takes any number that is large enough.
+/// Refuses a model that has other outputs than the targets ask for. With more outputs than classes
+/// it would train: the loss takes any number that is large enough.
 fn check_outputs(rows: &RowSpec, of_row: &[usize]) -> Result<()> {
-    let TaskSpec::Classification(classes) = &rows.task else {
-        return Ok(());
+    let targets = &rows.targets.shape;
+    let expected = match &rows.task {
+        TaskSpec::Classification(classes) => [&targets[..], &[classes.count()]].concat(),
+        TaskSpec::Regression { .. } => targets.clone(),
+        TaskSpec::NextToken { .. } => return Ok(()),
     };
-    let expected = [&rows.targets.shape[..], &[classes.count()]].concat();
     if of_row == expected {
         return Ok(());
     }
@@ -313,31 +315,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_has_an_output_for_each_class() {
-        let rows = |targets: &[usize]| RowSpec {
+    fn a_model_has_the_outputs_that_the_targets_ask_for() {
+        let classes = TaskSpec::named_classes(["a", "b", "c"].map(String::from).to_vec());
+        let rows = |targets: &[usize], task: &TaskSpec| RowSpec {
             inputs: TensorSpec::new(DType::F32, &[4]),
             targets: TensorSpec::new(DType::I64, targets),
             image: Vec::new(),
-            task: TaskSpec::named_classes(["a", "b", "c"].map(String::from).to_vec()),
+            task: task.clone(),
         };
-        for targets in [&[][..], &[5]] {
-            let rows = rows(targets);
-            let right = [targets, &[3]].concat();
-            check_outputs(&rows, &right).unwrap();
-            for wrong in [
-                &[targets, &[4]].concat()[..],
-                &[targets, &[6, 3]].concat(),
-                &[],
-            ] {
+        let numbers = TaskSpec::Regression { outputs: 3 };
+        let cases: [(&[usize], &TaskSpec, &[usize]); 3] = [
+            (&[], &classes, &[3]),
+            (&[5], &classes, &[5, 3]),
+            (&[3], &numbers, &[3]),
+        ];
+        for (targets, task, right) in cases {
+            let rows = rows(targets, task);
+            check_outputs(&rows, right).unwrap();
+            for wrong in [&[4][..], &[5, 6, 3], &[5, 1], &[]] {
                 let text = check_outputs(&rows, wrong).unwrap_err().to_string();
-                let expected = format!("expected outputs of shape {right:?} for a row, ");
-                assert!(
-                    text.contains(&expected)
-                        && text.contains(&format!(
-                            "got {wrong:?}; help: give the last layer `outputs`"
-                        )),
-                    "{text}"
-                );
+                let expected =
+                    format!("expected outputs of shape {right:?} for a row, {task}, got");
+                assert!(text.contains(&expected), "{text}");
             }
         }
     }

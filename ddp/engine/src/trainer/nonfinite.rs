@@ -3,11 +3,15 @@
 //! finite and the norm was not measured, the optimizer leaves that parameter as it is, and updates
 //! the others for the last time.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use ddp_comm::World;
 use ddp_data::Loader;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::params::Params;
+use ddp_nn::pass::{Observer, observed};
 
 use crate::error::{Error, Result};
 use crate::exchange;
@@ -62,7 +66,15 @@ fn bad_rows(
     let batch = loader.load(bad_step - 1)?.clone();
     check_numbers(bad_step, "inputs", &batch.x, loader.rows())?;
     check_numbers(bad_step, "targets", &batch.targets, loader.rows())?;
-    let losses = step.losses_of(&batch)?;
+    let first = Rc::<RefCell<Option<String>>>::default();
+    let seen = first.clone();
+    let observer: Observer = Box::new(move |name, value| {
+        if seen.borrow().is_none() && is_bad(value)? {
+            *seen.borrow_mut() = Some(name);
+        }
+        Ok(())
+    });
+    let losses = observed(observer, || step.losses_of(&batch))?;
     let targets = announced("the targets of bad rows", || batch.targets.to(Device::Cpu))?;
     let targets = targets.to_dtype(DType::F64)?.to_vec::<f64>()?;
     // A loss may have several targets.
@@ -72,7 +84,23 @@ fn bad_rows(
             .then(|| task.wrong_target(targets[index]))
             .flatten()
     };
-    Ok(named_rows(&losses, loader.rows(), &why))
+    let mut named = named_rows(&losses, loader.rows(), &why);
+    if let (Some(first), false) = (first.take(), named.is_empty()) {
+        named += &format!(", first not finite: {first}");
+    }
+    Ok(named)
+}
+
+/// Whether a value has NaN or ∞. Masks of attention have −∞.
+fn is_bad(value: &Tensor) -> ddp_kernels::Result<bool> {
+    if !value.dtype().is_float() {
+        return Ok(false);
+    }
+    let host = announced("which value is not finite", || {
+        value.to((Device::Cpu, DType::F64))
+    })?;
+    let is_bad = |it: f64| it.is_nan() || it == f64::INFINITY;
+    Ok(host.to_vec::<f64>()?.into_iter().any(is_bad))
 }
 
 /// An error that blames the data if some `numbers` (R, …) of these rows are not finite.

@@ -96,18 +96,17 @@ impl Scope<'_> {
     /// channels / groups, size) and `name.bias`, with PyTorch's initial weights.
     #[track_caller]
     pub fn conv1d(&mut self, name: &str, x: &Var, of: Convolution) -> Var {
-        self.convolution(name, x, of, 3)
+        self.layer_of(name, |m| m.convolution(x, of, 3).named("conv1d"))
     }
 
     /// A convolution over the last two axes of `x` (B, channels, height, width): `name.weight`
     /// (outputs, channels / groups, size, size) and `name.bias`, with PyTorch's initial weights.
     #[track_caller]
     pub fn conv2d(&mut self, name: &str, x: &Var, of: Convolution) -> Var {
-        self.convolution(name, x, of, 4)
+        self.layer_of(name, |m| m.convolution(x, of, 4).named("conv2d"))
     }
 
-    #[track_caller]
-    fn convolution(&mut self, name: &str, x: &Var, of: Convolution, rank: usize) -> Var {
+    fn convolution(&mut self, x: &Var, of: Convolution, rank: usize) -> Var {
         let shape = x.shape();
         if shape.len() != rank {
             let expected = format!("(batch, channels) and {} more axes", rank - 2);
@@ -119,12 +118,12 @@ impl Scope<'_> {
         let weight = of.weight(&shape);
         let bound = 1.0 / (weight[1..].iter().product::<usize>() as f64).sqrt();
         let init = Init::Uniform { bound };
-        let weight = self.parameter(&format!("{name}.weight"), &weight, init);
+        let weight = self.parameter("weight", &weight, init);
         let y = x.convolve(&weight, of);
         if !of.has_bias {
             return y;
         }
-        let bias = self.parameter(&format!("{name}.bias"), &[of.outputs], init);
+        let bias = self.parameter("bias", &[of.outputs], init);
         y + bias.reshape(&[&[of.outputs][..], &vec![1; rank - 2]].concat())
     }
 
@@ -132,6 +131,10 @@ impl Scope<'_> {
     /// `name.weight` and `name.bias`, a number for each channel.
     #[track_caller]
     pub fn group_norm(&mut self, name: &str, x: &Var, groups: usize) -> Var {
+        self.layer_of(name, |m| m.norm_of_groups(x, groups).named("group_norm"))
+    }
+
+    fn norm_of_groups(&mut self, x: &Var, groups: usize) -> Var {
         let shape = x.shape();
         if shape.len() < 2 || groups == 0 || !shape[1].is_multiple_of(groups) {
             let expected = format!("(batch, channels, …) with channels in {groups} groups");
@@ -149,7 +152,7 @@ impl Scope<'_> {
         let each = [&[shape[1]][..], &vec![1; shape.len() - 2]].concat();
         let mut of_channel = |what: &str, value: f64| {
             let init = Init::Constant(value);
-            let parameter = self.parameter(&format!("{name}.{what}"), &shape[1..2], init);
+            let parameter = self.parameter(what, &shape[1..2], init);
             parameter.reshape(&each)
         };
         let (weight, bias) = (of_channel("weight", 1.0), of_channel("bias", 0.0));

@@ -285,8 +285,14 @@ impl Scope<'_> {
     /// The output of `layer` for `x`. Its names begin with `name`.
     #[track_caller]
     pub fn layer(&mut self, name: &str, x: &Var, layer: impl Module) -> Var {
+        self.layer_of(name, |m| layer.forward(m, x))
+    }
+
+    /// As `within`. Errors in `body` have the caller's line.
+    #[track_caller]
+    pub(super) fn layer_of(&mut self, name: &str, body: impl FnOnce(&mut Scope<'_>) -> Var) -> Var {
         let line = self.trace.borrow_mut().begin_line();
-        let y = self.within(name, |m| layer.forward(m, x));
+        let y = self.within(name, body);
         self.trace.borrow_mut().line = line;
         y
     }

@@ -20,7 +20,15 @@ fn errors_name_operation_operands_and_line() {
         file!()
     );
     assert!(text.starts_with(&at), "{text}");
-    let cases: [(Of, &str); 20] = [
+    let cases: [(Of, &str); 22] = [
+        (
+            |m, x| m.conv1d("c", &x.reshape(&[1, 5]), Convolution::new(2, 3)) + x,
+            "got conv1d [rows, 2, 3] of ddp/tests/",
+        ),
+        (
+            |m, x| m.within("inner", |m| m.conv1d("c", x, Convolution::new(2, 3))),
+            "0.inner.c (ddp/tests/training/forward/errors.rs:",
+        ),
         (|_, x| x.sum(4), ": sum: "),
         (|_, x| x.mean(4), ": mean: "),
         (|_, x| x.smallest(4), ": smallest: "),
