@@ -8,7 +8,6 @@ use crate::support::random::uniform;
 use crate::support::training::{Case, on_ranks, quietly};
 use counting::allocations;
 use ddp::Result;
-use ddp::data::{Loader, Sampler, Source};
 use ddp::optim::Rule;
 use ddp_comm::World;
 use ddp_kernels::{DType, Device, memory};
@@ -27,14 +26,7 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
     let together = Arc::new(Barrier::new(size));
     let run = |world: &World| -> Result<u64> {
         let mut step = case.step(world)?;
-        let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-        let mut loader = Loader::new(
-            Source::new(case.data.clone(), [Device::Cpu; 2]),
-            sampler,
-            world.rank(),
-            world.size(),
-            case.micro,
-        )?;
+        let mut loader = case.loader(world)?;
         let mut number = 0;
         let mut steps = |count: u64| -> Result<()> {
             for _ in 0..count {

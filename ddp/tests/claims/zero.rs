@@ -15,7 +15,6 @@ use crate::support::random::{uniform, whole};
 use crate::support::training::{self, Case, Outcome, Way, on_ranks, try_on_ranks, worlds};
 use crate::{turn, ways};
 use ddp::config::Precision;
-use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Method, Optimizer, Rule};
@@ -374,15 +373,7 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
         }
         let seen = on_ranks(ranks, Some(1), |world| {
             let mut step = case.step(world)?;
-            let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-            let device = step.stages()[0].model().params.device();
-            let mut loader = Loader::new(
-                Source::new(case.data.clone(), [device; 2]),
-                sampler,
-                world.rank(),
-                world.size(),
-                None,
-            )?;
+            let mut loader = case.loader(world)?;
             let before = training::bits(&step.stages()[0].model().params)?;
             for step0 in case.steps.clone() {
                 step.run(loader.load(step0)?, 1e-3)?;

@@ -3,7 +3,6 @@
 
 use ddp::checkpoint::{self, Saver};
 use ddp::config::{GraphChoice, Precision};
-use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Method, Optimizer, Rule};
@@ -115,14 +114,7 @@ fn small(stream: u64, index: u64) -> f32 {
 fn after_a_step(case: &Case) -> (Vec<Vec<f32>>, Vec<u32>) {
     on_ranks(1, None, |world| {
         let mut step = case.step(world)?;
-        let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-        let mut loader = Loader::new(
-            Source::new(case.data.clone(), [case.device; 2]),
-            sampler,
-            0,
-            1,
-            case.micro,
-        )?;
+        let mut loader = case.loader(world)?;
         step.measure_norm(true);
         step.run(loader.load(0)?, case.learning_rate)?;
         let params = &step.stages()[0].model().params;
@@ -478,15 +470,8 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
                 ..way.of(&case)
             };
             on_ranks(ranks, None, |world| {
-                let (mut step, device) = (case.step(world)?, case.device_of(world));
-                let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-                let mut loader = Loader::new(
-                    Source::new(case.data.clone(), [device; 2]),
-                    sampler,
-                    world.rank(),
-                    world.size(),
-                    None,
-                )?;
+                let mut step = case.step(world)?;
+                let mut loader = case.loader(world)?;
                 case.steps
                     .clone()
                     .try_for_each(|step0| step.run(loader.load(step0)?, case.learning_rate))?;

@@ -23,7 +23,7 @@ pub(super) fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
 }
 
 /// What must be the same of a run that was interrupted: every step and evaluation, and the model.
-type Outcome = (Vec<Vec<f64>>, Vec<f64>, Vec<u8>);
+pub(super) type Outcome = (Vec<Vec<f64>>, Vec<f64>, Vec<u8>);
 
 #[track_caller]
 pub(super) fn outcome(folder: &Folder, steps: u64) -> Outcome {

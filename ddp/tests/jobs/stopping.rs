@@ -3,8 +3,9 @@
 
 use std::sync::OnceLock;
 
+use crate::resuming::{Outcome, outcome};
 use crate::support::job::{Ended, FAR, Folder, Job, Running, all_at_once};
-use crate::support::metrics_log::{model_bytes, number};
+use crate::support::metrics_log::number;
 
 /// A stop comes in the middle of these steps; those after it are slow (`held`).
 const LONG: &str = "--data glyphs,rows=512,held-out=64 --hidden 32 --batch-size 64 --dropout 0.1 --steps 80 --log-every 1 --eval-every 10 \
@@ -18,22 +19,6 @@ fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
         1 => folder.alone(words),
         _ => folder.together(words),
     }
-}
-
-/// What must be the same of a run that was interrupted: every step and evaluation, and the model.
-type Outcome = (Vec<Vec<f64>>, Vec<f64>, Vec<u8>);
-
-fn outcome(folder: &Folder, steps: u64) -> Outcome {
-    let log = folder.metrics_log();
-    let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"]
-        .map(|field| log.of_steps(field))
-        .to_vec();
-    let evals = log
-        .all("eval")
-        .into_iter()
-        .map(|eval| number(eval, "loss"))
-        .collect();
-    (of_steps, evals, model_bytes(&folder.out(), steps))
 }
 
 /// What is told of SIGUSR1.

@@ -238,15 +238,18 @@ impl Case {
         self.run_step(world, self.step(world)?)
     }
 
-    /// The same with a step of `step_of`.
-    pub(crate) fn run_step(&self, world: &World, mut step: Step) -> Result<Outcome> {
+    /// The batches of a rank.
+    pub(crate) fn loader(&self, world: &World) -> Result<Loader> {
         let sampler = Sampler::new(self.data.rows, self.batch, 7, false)?;
-        let data = self.data.clone();
-        let device = self.device_of(world);
         let shards = self.shards.unwrap_or(world.size());
         let shards = Shards::of_rank(shards, world.rank(), world.size());
-        let source = Source::new(data, [device; 2]);
-        let mut loader = Loader::in_shards(source, sampler, shards, self.micro)?;
+        let source = Source::new(self.data.clone(), [self.device_of(world); 2]);
+        Ok(Loader::in_shards(source, sampler, shards, self.micro)?)
+    }
+
+    /// The same with a step of `step_of`.
+    pub(crate) fn run_step(&self, world: &World, mut step: Step) -> Result<Outcome> {
+        let mut loader = self.loader(world)?;
         for step0 in 0..self.warm_up {
             step.run(loader.load(step0)?, 0.0)?;
         }

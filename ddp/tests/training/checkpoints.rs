@@ -15,7 +15,7 @@ use crate::support::training::{Case, on_ranks, quietly, try_on_ranks};
 use ddp::Result;
 use ddp::checkpoint::{self, Best, Opened, Saver, State};
 use ddp::config::Config;
-use ddp::data::{Loader, Sampler, Source, TaskSpec};
+use ddp::data::TaskSpec;
 use ddp::nn::{Activate, Dropout, Linear, Sequential};
 use ddp::optim::{Method, Rule};
 use ddp::step::Step;
@@ -74,15 +74,7 @@ fn state(world: &World, step: u64) -> State {
 
 /// Takes these steps, counted from 0.
 fn train(case: &Case, world: &World, step: &mut Step, steps: std::ops::Range<u64>) -> Result<()> {
-    let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-    let data = case.data.clone();
-    let mut loader = Loader::new(
-        Source::new(data, [case.device_of(world); 2]),
-        sampler,
-        world.rank(),
-        world.size(),
-        None,
-    )?;
+    let mut loader = case.loader(world)?;
     for step0 in steps {
         step.run(loader.load(step0)?, case.learning_rate)?;
     }

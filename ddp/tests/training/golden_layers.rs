@@ -12,6 +12,8 @@ use ddp_kernels::ops::{self, Activation, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
+use crate::support::pass::in_pass;
+
 const CPU: Device = Device::Cpu;
 const ROWS: usize = 7;
 const INPUTS: usize = 4;
@@ -24,11 +26,39 @@ pub(crate) fn numbers(scale: f64, stream: usize, count: usize) -> Vec<f64> {
     (1..=count).map(|i| scale * number(i) / 256.0).collect()
 }
 
-fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
+pub(crate) fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
     Tensor::from_slice(values, shape, CPU)
         .unwrap()
         .to_dtype(dtype)
         .unwrap()
+}
+
+/// Fills the model as the scripts do, and compares the losses of steps of gradient descent.
+pub(crate) fn assert_trains(model: &Model, [x, targets]: [&Tensor; 2], rate: f64, golden: &Value) {
+    let params = &model.params;
+    let mut by_id: Vec<_> = params.list().iter().collect();
+    by_id.sort_by_key(|one| one.id);
+    for (stream, one) in by_id.iter().enumerate() {
+        let values = tensor(
+            &numbers(1.0, stream, one.range.len()),
+            &one.shape,
+            DType::F64,
+        );
+        params.value(one.id).copy_from(&values).unwrap();
+    }
+    let count = targets.count() as f64;
+    for expected in golden["losses"].as_array().unwrap() {
+        let stats = Tensor::zeros(&[4], DType::F64, CPU).unwrap();
+        in_pass(model, true, |mut pass| {
+            let y = model.forward(&mut pass, x).unwrap();
+            let dy = CrossEntropy::default().gradient(&mut pass, [&y, targets, &stats]);
+            model.backward(&mut pass, &dy.unwrap()).unwrap();
+        });
+        let loss = stats.index(0).unwrap().item().unwrap() / count;
+        let expected = expected.as_f64().unwrap();
+        assert!((loss - expected).abs() < 1e-11, "{loss} {expected}");
+        ops::axpy(params.values(), -rate / count, params.gradients()).unwrap();
+    }
 }
 
 /// One of the script's cases.

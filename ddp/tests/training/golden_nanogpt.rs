@@ -3,13 +3,10 @@
 
 use ddp::models::Model;
 use ddp::models::family::{DataShape, Family};
-use ddp::nn::{CrossEntropy, Loss};
-use ddp_kernels::{DType, Device, Tensor, ops};
+use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
-use crate::golden_layers::numbers;
-
-use crate::support::pass::in_pass;
+use crate::golden_layers::assert_trains;
 
 #[allow(dead_code)]
 #[path = "../../../examples/nanogpt.rs"]
@@ -40,30 +37,10 @@ fn nanogpt_trains_as_in_pytorch() {
     });
     let layers = Box::new(layers.unwrap());
     let model = Model::new(layers, &[TOKENS], DType::F64, CPU, 1, &|_| false).unwrap();
-    let params = &model.params;
-    let mut by_id: Vec<_> = params.list().iter().collect();
-    by_id.sort_by_key(|one| one.id);
-    for (stream, one) in by_id.iter().enumerate() {
-        let values = numbers(1.0, stream, one.range.len());
-        let values = Tensor::from_slice(&values, &one.shape, CPU).unwrap();
-        params.value(one.id).copy_from(&values).unwrap();
-    }
     let [x, targets] = [0, 3].map(|stream| {
         let tokens = (0..ROWS * TOKENS).map(|at| ((at * at + stream) % VOCABULARY) as i64);
         let tokens: Vec<i64> = tokens.collect();
         Tensor::from_slice(&tokens, &[ROWS, TOKENS], CPU).unwrap()
     });
-    let count = (ROWS * TOKENS) as f64;
-    for expected in golden["losses"].as_array().unwrap() {
-        let stats = Tensor::zeros(&[4], DType::F64, CPU).unwrap();
-        in_pass(&model, true, |mut pass| {
-            let y = model.forward(&mut pass, &x).unwrap();
-            let dy = CrossEntropy::default().gradient(&mut pass, [&y, &targets, &stats]);
-            model.backward(&mut pass, &dy.unwrap()).unwrap();
-        });
-        let loss = stats.index(0).unwrap().item().unwrap() / count;
-        let expected = expected.as_f64().unwrap();
-        assert!((loss - expected).abs() < 1e-11, "{loss} {expected}");
-        ops::axpy(params.values(), -RATE / count, params.gradients()).unwrap();
-    }
+    assert_trains(&model, [&x, &targets], RATE, &golden);
 }

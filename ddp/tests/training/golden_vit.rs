@@ -7,6 +7,7 @@ use ddp::nn::{CrossEntropy, Loss};
 use ddp_kernels::{DType, Device, Tensor};
 use serde_json::Value;
 
+use crate::golden_layers::{numbers, tensor};
 use crate::support::pass::in_pass;
 
 const CPU: Device = Device::Cpu;
@@ -15,17 +16,6 @@ const IMAGES: usize = 3;
 const SHAPE: [usize; 3] = [3, 4, 6];
 const PIXELS: usize = 72;
 const CLASSES: usize = 3;
-
-/// The script's `numbers`, between -105/256 and 105/256, times `scale`.
-fn numbers(scale: f64, stream: usize, count: usize) -> Vec<f64> {
-    let number = |i: usize| ((i * i * 37 + i * 5 + stream * 101) % 211) as f64 - 105.0;
-    (1..=count).map(|i| scale * number(i) / 256.0).collect()
-}
-
-fn tensor(values: &[f64], shape: &[usize], dtype: DType) -> Tensor {
-    let tensor = Tensor::from_slice(values, shape, CPU).unwrap();
-    tensor.to_dtype(dtype).unwrap()
-}
 
 /// The script's images, of which the channels of a pixel are adjacent if `channels_last`.
 fn images(channels_last: bool) -> Vec<f64> {

@@ -7,6 +7,7 @@ use super::*;
 use crate::check::DerivativeCheck;
 use crate::models::gpt::{GptSpec, RecomputeKind};
 use crate::models::{DataShape, Family, Model};
+use crate::pass::tests::in_pass;
 use crate::{Activate, CrossEntropy, Linear, Normalize};
 use crate::{Pass, PassOptions, Saved, Scratch};
 
@@ -50,19 +51,10 @@ fn output(layers: Sequential) -> Vec<f32> {
         false
     });
     let model = model.unwrap();
-    let position = Tensor::from_slice(&[1i64, 0], &[2], Device::Cpu).unwrap();
-    let options = PassOptions {
-        training: false,
-        accumulate: false,
-        last: true,
-        seed: 0,
-        position: &position,
-    };
-    let (mut scratch, mut saved) = (Scratch::new(Device::Cpu), Saved::default());
-    let mut ready = |_| Ok(());
-    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
     let x = Tensor::randn(&[3, 4], DType::F32, Device::Cpu, &mut Random::new(2)).unwrap();
-    model.forward(&mut pass, &x).unwrap().to_vec().unwrap()
+    in_pass(&model, false, |mut pass| {
+        model.forward(&mut pass, &x).unwrap().to_vec().unwrap()
+    })
 }
 
 #[test]

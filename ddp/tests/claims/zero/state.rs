@@ -64,15 +64,7 @@ fn values_are_whole_on_every_rank_for_an_evaluation_and_after_a_gather_in_betwee
         let run = |looks: bool| {
             on_ranks(ranks, Some(4), |world| {
                 let mut step = case.step(world)?;
-                let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-                let device = step.stages()[0].model().params.device();
-                let mut loader = Loader::new(
-                    Source::new(case.data.clone(), [device; 2]),
-                    sampler,
-                    world.rank(),
-                    world.size(),
-                    None,
-                )?;
+                let mut loader = case.loader(world)?;
                 for step0 in case.steps.clone() {
                     step.run(loader.load(step0)?, case.learning_rate)?;
                     if looks {

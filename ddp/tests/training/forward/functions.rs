@@ -3,33 +3,12 @@
 use super::*;
 
 #[test]
-fn functions_of_one_value() {
-    assert_derivatives(&[5], |_, x| x.exp());
-    assert_derivatives(&[5], |_, x| (x * x + 0.5).log());
-    assert_derivatives(&[5], |_, x| (x * x + 0.5).sqrt());
-    assert_derivatives(&[5], |_, x| (x * x + 0.5).rsqrt());
-    assert_derivatives(&[5], |_, x| x.tanh());
-    assert_derivatives(&[5], |_, x| x.sigmoid());
-    assert_derivatives(&[5], |_, x| x.silu());
-    assert_derivatives(&[5], |_, x| x.gelu());
-    assert_derivatives(&[5], |_, x| x.gelu_tanh());
-    assert_derivatives(&[5], |_, x| x.relu() + x.abs() * 0.5);
-    assert_derivatives(&[5], |_, x| -x * 3.0 - 1.0 / (x * x + 1.0) + (2.0 - x));
-    for power in [0, 1, 2, 3, 7] {
-        let formulas: [Of; 5] = [
-            |_, x| x.pow(0.0),
-            |_, x| x.pow(1.0),
-            |_, x| x.pow(2.0),
-            |_, x| x.pow(-3.0),
-            |_, x| (x * x + 0.1).pow(1.3),
-        ];
-        let formula = formulas[power.min(4)];
-        if power != 3 {
-            assert_derivatives(&[4], formula);
-        }
-    }
-    assert_derivatives(&[4], |_, x| {
-        (x * x + 1.0).pow(-3.0) + (x * x + 1.0).pow(-0.5)
+fn functions_of_one_value_that_pytorchs_samples_lack() {
+    assert_derivatives(&[5], |_, x| {
+        (x * x + 0.5).sqrt() + x.tanh() * x.gelu() - x.gelu_tanh()
+    });
+    assert_derivatives(&[5], |_, x| {
+        x.relu() + x.abs() * 0.5 - -x + (x * x + 0.1).pow(1.3)
     });
 }
 
@@ -211,16 +190,10 @@ fn functions_of_two_values_with_every_broadcast() {
 }
 
 #[test]
-fn reductions_over_every_axis() {
+fn several_reductions_of_one_value() {
     assert_derivatives(&[2, 3, 4], |_, x| {
-        x.sum(1) * x + x.mean(2) * x.mean(-1) - x.sum(3)
+        x.sum(1) * x + x.mean(2) * x.mean(-1) - x * x.largest(1) + x.softmax(2)
     });
-    assert_derivatives(&[2, 3, 4], |_, x| {
-        x * x.largest(1) + x.largest(3) - x.smallest(2) * x
-    });
-    assert_derivatives(&[2, 3], |_, x| x.softmax(-1) + x.softmax(1) * 2.0);
-    assert_derivatives(&[2, 3], |_, x| x.log_softmax(-1) * x.log_softmax(1));
-    assert_derivatives(&[1, 1], |_, x| x.softmax(-1) + x.sum(1) * x.mean(-1));
     // Longer than a block of values, so that rows are run through several times.
     assert_derivatives(&[1030], |_, x| (x * 0.1).softmax(-1) * 100.0);
 }
@@ -288,16 +261,8 @@ fn windows_steps_and_padding() {
 #[test]
 fn convolutions_with_every_option() {
     let of = |outputs, size: usize| Convolution::new(outputs, size);
-    let of_one_axis = [
-        of(3, 1),
-        of(3, 2).without_bias(),
-        of(2, 3).stride(2).padding(1),
-        of(4, 2).dilation(3).groups(2),
-        of(2, 5).padding(4).stride(3).dilation(2).groups(2),
-    ];
-    for of in of_one_axis {
-        assert_derivatives_by(&[2, 6], move |m, x| m.conv1d("c", x, of));
-    }
+    let of_one_axis = of(4, 2).dilation(3).groups(2);
+    assert_derivatives_by(&[2, 6], move |m, x| m.conv1d("c", x, of_one_axis));
     let of_two_axes = [
         of(3, 1),
         of(2, 3).padding(1),
@@ -321,10 +286,7 @@ fn convolutions_with_every_option() {
 
 #[test]
 fn pools_and_norms_of_groups() {
-    for (size, stride, padding) in [(1, 1, 0), (2, 2, 0), (2, 1, 0), (3, 2, 1), (2, 3, 1)] {
-        assert_derivatives_by(&[2, 5, 4], move |_, x| {
-            (x * x).max_pool2d(size, stride, padding)
-        });
+    for (size, stride) in [(2, 1), (3, 2), (2, 3)] {
         assert_derivatives_by(&[2, 5, 4], move |_, x| x.exp().avg_pool2d(size, stride));
     }
     // Of equal ones the first of a window has the gradient; in a window with NaN that has it.
@@ -356,14 +318,8 @@ fn pools_and_norms_of_groups() {
     assert!(y[3].is_nan());
     let taken: Vec<usize> = (0..16).filter(|&at| dx[at] != 0.0).collect();
     assert_eq!(taken, [1, 3, 8, 10]);
-    for groups in [1, 2, 4] {
-        for shape in [&[4][..], &[4, 3], &[4, 2, 3]] {
-            // Groups of one number are 0, whatever it is.
-            if groups < 4 || shape.len() > 1 {
-                assert_derivatives_by(shape, move |m, x| m.group_norm("n", x, groups) * x);
-            }
-        }
-    }
+    // Not by its formula, of which PyTorch's samples are.
+    assert_derivatives(&[4, 2, 3], |m, x| m.group_norm("n", x, 2) * x);
 }
 
 #[test]
