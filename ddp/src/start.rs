@@ -40,7 +40,7 @@ pub(crate) fn start(
         (StartedBy::Spawner, _) => return Ok(None),
         (StartedBy::NoLauncher, Some(_)) if !has_places => {
             let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, a WORLD_SIZE \
-                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these";
+                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these; help: give one of these";
             return Err(Error::Usage(text.into()));
         }
         (StartedBy::NoLauncher, _) => None,
@@ -173,7 +173,7 @@ fn losses(ranks: &StartFlags, hosts: &[ListedHost]) -> Result<Option<Losses>> {
     };
     if ranks.spares.is_some() && (ranks.restarts == 0 || hosts.iter().all(|host| !host.is_spare)) {
         let text = "--spares: expected --hosts or --hostfile, and --restarts with how many ranks may \
-            be started again, got none";
+            be started again, got none; help: give both, or leave out --spares";
         return Err(Error::Usage(text.into()));
     }
     let of_job = hosts.iter().filter(|host| !host.is_spare);

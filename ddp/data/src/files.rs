@@ -220,7 +220,9 @@ fn unpacked(file: &DataFile<'_>) -> Result<PathBuf> {
         // Before all of something else is unpacked.
         if !start.starts_with(b"\x93NUMPY") && !start.starts_with(&[0, 0]) {
             let got = start.escape_ascii();
-            let what = format!("expected .npy, IDX or .csv in a .gz file, got \"{got}\"…");
+            let what = format!(
+                "expected .npy, IDX or .csv in a .gz file, got \"{got}\"…; help: unpack it"
+            );
             return Err(refuse(path, what));
         }
         let mut out = File::create_new(to).map_err(writing(to))?;
@@ -240,7 +242,10 @@ pub fn table_format(path: &Path) -> Result<TableFormat> {
         )),
         _ => Err(refuse(
             path,
-            format!("expected a table, got {}", format.name),
+            format!(
+                "expected a table, got {}; help: give a .csv, .tsv or .parquet file",
+                format.name
+            ),
         )),
     }
 }

@@ -251,8 +251,10 @@ pub(crate) fn open_files(
 /// What reads the table at `path`.
 fn reader(tables: Option<&'static dyn Tables>, path: &Path) -> Result<&'static dyn Tables> {
     tables.ok_or_else(|| {
-        let why = "expected arrays or tokens, got a table, which this program does not read";
-        refuse(path, format!("{why}; help: save its rows as .npy"))
+        refuse(
+            path,
+            "expected arrays or tokens, got a table, which this program does not read; help: save its rows as .npy",
+        )
     })
 }
 
@@ -412,7 +414,7 @@ impl Opening<'_> {
         let setting = self.files.labels_setting();
         ensure!(
             labels.len() <= 1 || labels.len() == features.len(),
-            "{setting}: expected one file of labels, or one for each of the {} files of {given}, got {}",
+            "{setting}: expected one file of labels, or one for each of the {} files of {given}, got {}; help: give as many",
             features.len(),
             labels.len()
         );

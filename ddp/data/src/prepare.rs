@@ -140,7 +140,8 @@ fn built_in(request: &DataRequest) -> Result<Data> {
         let (spec, expected) = (&request.data, trained.row_shape.iter().product::<usize>());
         ensure!(
             expected == width && *task == trained.task,
-            "{DATA} {spec}: expected {expected} features a row and {}, as the model was trained on, got {width} and {task}",
+            "{DATA} {spec}: expected {expected} features a row and {}, as the model was trained on, got {width} and {task}; \
+             help: give other data",
             trained.task
         );
         ensure!(

@@ -169,7 +169,8 @@ impl Trained {
         if let Some(normalization) = &self.normalization {
             ensure!(
                 normalization.fits(width),
-                "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged",
+                "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged; \
+                 help: use another",
                 normalization.shift.len(),
                 normalization.scale.len()
             );

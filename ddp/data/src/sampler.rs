@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Result, ensure};
-use crate::setting::{BATCH_SIZE, DROP_LAST, VAL_SPLIT};
+use crate::setting::{BATCH_SIZE, DATA, DROP_LAST, VAL_SPLIT};
 
 /// The order of rows in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +54,11 @@ impl Sampler {
         ensure!(
             batch > 0,
             Usage,
-            "{BATCH_SIZE}: expected at least 1 row in a batch, got 0"
+            "{BATCH_SIZE}: expected at least 1 row in a batch, got 0; help: give a larger one"
         );
         ensure!(
             rows > 0,
-            "the training data: expected at least one row, got none"
+            "the training data: expected at least one row, got none; help: give more {DATA}"
         );
         ensure!(
             !drop_last || rows >= batch,

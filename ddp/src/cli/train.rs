@@ -182,7 +182,7 @@ fn how_also(how: &LayerFlags, variables: &Variables) -> Result<LayerFlags> {
         None | Some(Some("false")) => Ok(false),
         Some(Some("true")) => Ok(true),
         Some(other) => Err(Error::Usage(format!(
-            "{name} in the environment: expected true or false, got {:?}",
+            "{name} in the environment: expected true or false, got {:?}; help: set one of these, or unset it",
             other.unwrap_or("another text")
         ))),
     };

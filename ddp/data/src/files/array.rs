@@ -185,7 +185,7 @@ impl Array {
         let (name, element, most) = (&self.name, self.element, i64::MAX);
         ensure!(
             !element.is_float(),
-            "{name}: expected whole numbers, got {element}"
+            "{name}: expected whole numbers, got {element}; help: save them as integers"
         );
         convert!(self, first_row, into, i64)?;
         // Numbers above i64::MAX have wrapped around to negative ones.
@@ -347,7 +347,7 @@ impl Rows {
             let (name, as_in) = (array.name(), first.name());
             ensure!(
                 got == expected,
-                "{name}: expected rows of shape {expected:?}, as in {as_in}, got {got:?}"
+                "{name}: expected rows of shape {expected:?}, as in {as_in}, got {got:?}; help: give files of one shape"
             );
             let sum = rows.checked_add(array.rows());
             let many = || Error::Data(format!("{name}: more than 2^64 rows in all files together"));

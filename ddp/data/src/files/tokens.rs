@@ -34,7 +34,7 @@ pub(crate) fn write_shard(path: &Path, about: About, parts: &[impl AsRef<[u32]>]
             let bad = tokens.iter().find(|&&token| token as usize >= vocabulary);
             ensure!(
                 bad.is_none(),
-                "{}: expected tokens below the vocabulary of {vocabulary}, got {}",
+                "{}: expected tokens below the vocabulary of {vocabulary}, got {}; help: give the vocabulary of their tokenizer",
                 path.display(),
                 bad.unwrap_or(&0)
             );

@@ -281,7 +281,7 @@ impl Slots {
         let (dataset, devices) = (source.dataset, source.devices);
         let rows_max = usize::try_from(rows_max).map_err(|_| {
             Error::Usage(format!(
-                "{BATCH_SIZE}: expected a batch that fits memory, got {rows_max} rows a rank"
+                "{BATCH_SIZE}: expected a batch that fits memory, got {rows_max} rows a rank; help: give a smaller one"
             ))
         })?;
         let on =

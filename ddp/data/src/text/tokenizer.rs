@@ -87,15 +87,22 @@ impl Vocabulary {
     /// That of the tokenizer in the file at `path`.
     pub fn read(path: &Path) -> Result<Vocabulary> {
         let bytes = read_up_to(path, BYTES_MAX).map_err(reading(path))?;
-        let long =
-            || format!("expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file");
+        let long = || {
+            format!(
+                "expected a tokenizer of at most {BYTES_MAX} bytes, got a longer file; help: give another"
+            )
+        };
         let read = bytes.ok_or_else(long).and_then(Vocabulary::of_bytes);
         let mut vocabulary = read.map_err(|why| refuse(path, why))?;
         for name in CHAT_FILES {
             let path = &path.with_file_name(name);
             if path.is_file() {
                 let bytes = read_up_to(path, CHAT_BYTES_MAX).map_err(reading(path))?;
-                let long = || format!("expected at most {CHAT_BYTES_MAX} bytes, got a longer file");
+                let long = || {
+                    format!(
+                        "expected at most {CHAT_BYTES_MAX} bytes, got a longer file; help: shorten or remove it"
+                    )
+                };
                 let bytes = bytes.ok_or_else(|| refuse(path, long()))?;
                 vocabulary.chat_files.insert(name, bytes);
             }

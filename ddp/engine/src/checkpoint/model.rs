@@ -227,7 +227,7 @@ pub(crate) fn text_of(path: &Path, bytes_max: u64) -> Result<String> {
     let long = || {
         refuse(
             path,
-            format!("expected at most {bytes_max} bytes, got more"),
+            format!("expected at most {bytes_max} bytes, got more; help: give a model's file"),
         )
     };
     let text = String::from_utf8(read.ok_or_else(long)?);

@@ -74,9 +74,9 @@ impl Tensors {
         if self.found.insert(name, found).is_none() {
             return Ok(());
         }
-        let what = format!("expected {} in one of the files, got it twice", entry.name);
-        let help = "give a folder that save_pretrained wrote";
-        Err(refuse(path, format!("{what}; help: {help}")))
+        let text =
+            "in one of the files, got it twice; help: give a folder that save_pretrained wrote";
+        Err(refuse(path, format!("expected {} {text}", entry.name)))
     }
 
     /// Reads the values of a tensor from the one at `first` on. `bytes` is a scratch buffer.

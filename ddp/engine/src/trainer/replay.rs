@@ -62,7 +62,7 @@ impl<'a> Replay<'a> {
         whole.bf16_order = order;
         let assemble = || whole.assemble(program, world, u64::MAX, None);
         let (run, Some((_, loader, _))) = in_phase(Phase::Setup, assemble)? else {
-            let text = "a replay: expected a run with steps to repeat, got one that has ended";
+            let text = "a replay: expected a run with steps to repeat, got one that has ended; help: begin at an earlier checkpoint";
             return Err(Error::Usage(text.into()));
         };
         let rank_run = whole.rank_run.expect("the run is built");

@@ -191,9 +191,8 @@ fn held_out(asked: u64, data: &Data, coding: &Codec) -> Result<Vec<Prompt>> {
     if asked == 0 || !prompts.is_empty() {
         return Ok(prompts);
     }
-    let expected = "expected held-out conversations with prompts, got none";
-    let help = format!("leave it out, or give {VAL_DATA} with some, and no {LOSS_ON} all");
     Err(Error::Usage(format!(
-        "{SAMPLE_HELD_OUT}: {expected}; help: {help}"
+        "{SAMPLE_HELD_OUT}: expected held-out conversations with prompts, got none; help: leave it out, or give \
+         {VAL_DATA} with some, and no {LOSS_ON} all"
     )))
 }

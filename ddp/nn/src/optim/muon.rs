@@ -63,7 +63,7 @@ impl Update for Muon {
     fn check(&self) -> Result<()> {
         if self.momentum == 0.0 {
             return Err(Error::Usage(
-                "Muon's momentum: expected a number above 0 and below 1, got 0".into(),
+                "Muon's momentum: expected a number above 0 and below 1, got 0; help: give another, such as 0.95".into(),
             ));
         }
         check_range("momentum", self.momentum, 1.0)

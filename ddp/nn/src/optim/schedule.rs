@@ -61,13 +61,17 @@ impl Schedule {
         total_steps: u64,
     ) -> Result<Schedule> {
         let problem = if !(0.0..f64::INFINITY).contains(&peak) {
-            format!("learning rate: expected a finite number, 0 or more, got {peak}")
+            format!(
+                "learning rate: expected a finite number, 0 or more, got {peak}; help: give another"
+            )
         } else if !(0.0..=peak).contains(&minimum) {
             format!(
-                "lowest learning rate: expected 0 up to the learning rate, {peak}, got {minimum}"
+                "lowest learning rate: expected 0 up to the learning rate, {peak}, got {minimum}; help: lower it"
             )
         } else if warmup_steps > total_steps {
-            format!("warm-up steps: expected at most all steps, {total_steps}, got {warmup_steps}")
+            format!(
+                "warm-up steps: expected at most all steps, {total_steps}, got {warmup_steps}; help: give fewer"
+            )
         } else {
             String::new()
         };

@@ -39,7 +39,7 @@ impl Update for SgdConstants {
     fn check(&self) -> Result<()> {
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::Usage(
-                "Nesterov's momentum: expected a momentum above 0, got 0".into(),
+                "Nesterov's momentum: expected a momentum above 0, got 0; help: give one, such as 0.9".into(),
             ));
         }
         check_range("momentum", self.momentum, f64::INFINITY)

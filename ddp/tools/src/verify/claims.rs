@@ -52,13 +52,14 @@ impl Claims {
         let bytes = bytes.ok_or_else(|| {
             let log = log.display();
             Error::Data(format!(
-                "{log}: expected at most {LOG_BYTES_MAX} bytes, got more"
+                "{log}: expected at most {LOG_BYTES_MAX} bytes, got more; help: {help}"
             ))
         })?;
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
         if lines > LINES_MAX {
             let log = log.display();
-            let text = format!("{log}: expected at most {LINES_MAX} lines, got {lines}");
+            let text =
+                format!("{log}: expected at most {LINES_MAX} lines, got {lines}; help: {help}");
             return Err(Error::Data(text));
         }
         let head = head_of(&bytes[..], None).map_err(Error::io("read", &log, help))?;
