@@ -3,6 +3,7 @@
 mod api;
 mod cycles;
 mod edges;
+mod errors;
 mod lines;
 mod modules;
 mod operations;
@@ -27,6 +28,7 @@ rooms            which crate uses which; where unsafe, cudarc and mpi are
 operations       prints docs/operations.md, the table of all operations
 api              prints tests/house/api.txt, what the libraries export
 lines            code lines of each crate, without blanks, comments and tests
+errors           errors that say what was expected and got, and not what helps
 waits            sleeps and short limits of time in tests
 all              all of these, against tests/house/limits.toml";
 
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
             true
         }),
         "lines" => check_lines(usize::MAX),
+        "errors" => check_errors(),
         "waits" => check_waits(0),
         "all" => check_all(),
         _ => {
@@ -97,8 +100,9 @@ fn check_all() -> Outcome {
     let operations = operations::check()?;
     let api = api::check()?;
     let lines = check_lines(number("code_lines_max")?)?;
+    let errors = check_errors()?;
     let waits = check_waits(number("sleeps_max")?)?;
-    Ok(acyclic && comments && rooms && operations && api && lines && waits)
+    Ok(acyclic && comments && rooms && operations && api && lines && errors && waits)
 }
 
 fn check_cycles(packages: &[packages::Package]) -> Outcome {
@@ -172,6 +176,26 @@ fn check_waits(sleeps_max: usize) -> Outcome {
     Ok(sleeps.len() <= sleeps_max && limits.is_empty())
 }
 
+fn check_errors() -> Outcome {
+    let mut shown = Vec::new();
+    let packages = packages::find(&[])?;
+    for package in packages.iter().filter(|package| package.is_product()) {
+        for root in &package.roots {
+            let krate = Crate::read(root)?;
+            for module in &krate.modules {
+                let found = module.tokens.iter().flat_map(errors::without_help);
+                let file = krate.files[module.file].display();
+                shown.extend(found.map(|(line, text)| format!("{file}:{line}: {text}")));
+            }
+        }
+    }
+    println!("errors without help: {}", shown.len());
+    for error in &shown {
+        println!("  {error}");
+    }
+    Ok(shown.is_empty())
+}
+
 fn check_rooms() -> Outcome {
     let violations = rooms::violations(&packages::find(&[])?)?;
     println!("violations of the crates' rules: {}", violations.len());
@@ -190,10 +214,7 @@ fn check_lines(limit: usize) -> Outcome {
     println!("code lines, without blanks, comments and tests:");
     let mut sum = 0;
     for package in &packages {
-        let is_product = ["kernels", "comm", "ddp"]
-            .iter()
-            .any(|folder| package.folder.starts_with(folder));
-        if is_product {
+        if package.is_product() {
             sum += counts[&package.name];
             println!("{:8}  {}", counts[&package.name], package.name);
         }

@@ -80,6 +80,13 @@ fn roots(folder: &Path, manifest: &toml::Table) -> Vec<PathBuf> {
 }
 
 impl Package {
+    /// Whether users get it: tests and examples are other packages.
+    pub(crate) fn is_product(&self) -> bool {
+        ["kernels", "comm", "ddp"]
+            .iter()
+            .any(|folder| self.folder.starts_with(folder))
+    }
+
     fn is_called(&self, name: &str) -> bool {
         self.name == name
             || self.name.strip_prefix("ddp-") == Some(name)
