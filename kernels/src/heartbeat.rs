@@ -1,5 +1,6 @@
 //! Signs of progress of this process. Work that may take long beats regularly, so that waiting
-//! ranks can tell a slow rank from one that is stuck.
+//! ranks can tell a slow rank from one that is stuck. All orders of memory are relaxed: a beat says
+//! only that time was not lost, and guards no other memory.
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};

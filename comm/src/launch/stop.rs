@@ -5,6 +5,9 @@
 //! process at once. SIGTERM is also what `mpirun` sends to all ranks when one has died, so the
 //! watch (`world/watch.rs`) catches it too, to find out why before the process ends. A signal that
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
+//!
+//! Orders of memory: a handler runs on any thread at any time and reads several of these words, so
+//! all are SeqCst: they change in one order for every thread. Handlers are rare; speed is no reason.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;

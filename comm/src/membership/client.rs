@@ -1,6 +1,9 @@
 //! What a rank hears from the launcher, and its connection to it: through it the rank tells what it
 //! does, and hears on a thread. What it has heard, and what follows from that, is plain data
 //! ([`Heard`]), which the simulation runs, too.
+//!
+//! Orders of memory: what several threads read is under locks. The atomics are single words that
+//! guard nothing else; those that a handler uses are SeqCst, as in `launch/stop.rs`.
 
 use std::ffi::c_int;
 use std::fmt;

@@ -14,6 +14,10 @@
 //!
 //! Sums add in rank order, each element by one rank or by all in the same way, so every rank and
 //! every run gets the same bits.
+//!
+//! x86 orders stores, and loads, by itself; ARM does not. So each file with atomics argues in its
+//! head why its orders of memory are enough by the language's rules, which hold on both. Tests on
+//! x86, also under qemu, cannot show that an order is missing.
 
 mod activity;
 mod board;

@@ -5,6 +5,15 @@
 //! Each worker has a mailbox: STARTING, IDLE, POSTED (it holds a job), ASLEEP or CLOSED. The caller
 //! writes the job, then POSTED. The worker runs its share and counts the job's `open` down. The
 //! caller returns when `open` is zero, so all that a job points to outlives its use.
+//!
+//! Orders of memory. POSTED is a release, and a worker acquires it: it sees the job, the counts of
+//! pieces that were set to 0 (relaxed), and all that the caller wrote. Workers count `open` down by
+//! exchanges that release; the caller's look acquires them all, since each continues the one
+//! before: after zero it sees what every piece wrote, and the last use of each mailbox and count.
+//! Taking a piece is relaxed: it must be one thread's, and pieces do not read what others write.
+//! IDLE is set before the count-down, so the next caller, who holds `busy`, finds it. A worker that
+//! goes to sleep and a caller that posts change the same word by exchanges: one is first, and who
+//! finds ASLEEP unparks. An unpark before a park is kept.
 
 use std::any::Any;
 use std::cell::UnsafeCell;

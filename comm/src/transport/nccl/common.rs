@@ -1,7 +1,14 @@
 //! What both a group's calls and its watch need.
+//!
+//! Orders of memory. A rank counts `in_nccl` and then looks whether the generation has ended; its
+//! watch sees that it has ended and then reads `in_nccl`. One of the two must see the other, which
+//! acquire and release do not give: a load may pass an earlier store. So there is a fence of SeqCst
+//! between the two steps on both sides. The second count is a release, and the watch acquires it:
+//! what the call has done is done before the communicator is aborted. Where the watch only measures
+//! time, it may see a count late (relaxed). `has_joined` guards no other memory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::collective::Call;
@@ -75,15 +82,24 @@ impl Common {
         self.failure.identity.local_size == self.failure.identity.size
     }
 
-    /// Records that this rank's host gives `call` to NCCL, until `exit`.
+    /// Records that this rank's host gives `call` to NCCL, until `exit`. Look only after this
+    /// whether the generation has ended.
     pub(super) fn enter(&self, call: &Call<'_>) {
         let (board, channel) = (&self.failure.board, self.pages.channel());
         board.enter(self.local_rank(), channel, call);
-        self.in_nccl.fetch_add(1, Ordering::SeqCst);
+        self.in_nccl.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether this rank's host is in no call. Ask after the generation was seen to end: a call
+    /// that this does not see finds that out by itself.
+    pub(super) fn is_idle(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.in_nccl.load(Ordering::Acquire).is_multiple_of(2)
     }
 
     pub(super) fn exit(&self) {
-        self.in_nccl.fetch_add(1, Ordering::Relaxed);
+        self.in_nccl.fetch_add(1, Ordering::Release);
         let (board, channel) = (&self.failure.board, self.pages.channel());
         board.exit(self.local_rank(), channel);
     }

@@ -128,8 +128,7 @@ impl Watch {
         let is_ready = || {
             let live = |peer: &&Peer| !peer.process.has_ended();
             let mut peers = common.failure.peers.iter().filter(live);
-            let is_idle = common.in_nccl.load(Ordering::SeqCst).is_multiple_of(2);
-            Ok(is_idle && peers.all(|peer| common.pages.has_stopped(peer.local_rank)))
+            Ok(common.is_idle() && peers.all(|peer| common.pages.has_stopped(peer.local_rank)))
         };
         _ = wait_until(GRACE, is_ready);
         let (communicator, (done, is_done)) = (Arc::clone(&self.communicator), mpsc::channel());

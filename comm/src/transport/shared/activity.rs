@@ -3,6 +3,13 @@
 //! A record consists of atomic words that one thread writes and others may read meanwhile. A
 //! version that is odd while the record is written tells a reader to try again. Recording a call
 //! costs some ten stores, no lock and no formatting.
+//!
+//! Orders of memory. The words are relaxed. The writer sets the odd version, then a release fence;
+//! the reader has an acquire fence before it reads the version again. So a reader that saw any new
+//! word sees the odd version or a later one, and tries again. The even version is a release, which
+//! the reader's first look acquires: with it, it sees all words of that record. `exit` changes one
+//! word, which a reader may see late. The next `enter` is of the same thread, or of one that took
+//! the lock of the channel after it.
 
 use std::array;
 use std::fmt;

@@ -4,6 +4,13 @@
 //! Every call begins with each rank telling what it is about to do and raising `Arrived`. No call
 //! ends on a rank before all have arrived and were found to make the same call. So no rank is more
 //! than one call ahead, and what a rank tells of a call may be overwritten two calls later.
+//!
+//! Orders of memory. The words of a signature are relaxed: they are written before `Arrived` is
+//! raised (a release, `futex.rs`) and read after it was seen (an acquire). They are written again
+//! `DEPTH` calls later, when this rank has seen all others arrive at a later call, and so after
+//! these have read them. A rank reads its own counters relaxed. Taking a channel is one exchange,
+//! of which at most one finds 0. `slowest` looks at several counters at different moments: it only
+//! chooses whom an error names. `failed_spins` is used by one call at a time.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Random delays for ranks, from a seed: tests use them to make ranks arrive in every order.
+//! Random delays for ranks, from a seed: tests use them to make ranks arrive in every order. The
+//! atomics are relaxed, as they guard no other memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(test)]

@@ -1,6 +1,14 @@
 //! Counters in shared memory that ranks wait for: a short spin, then a sleep in the kernel.
 //!
 //! A counter only goes up, and wraps. Raising it makes a system call only if a thread sleeps on it.
+//!
+//! Orders of memory. Raising is a release and `reached` an acquire: what a rank wrote before it
+//! raised a counter is visible to a rank that sees the new value. All data in shared memory rely on
+//! this alone. A rank that raises stores the value and then reads `sleepers`; one that goes to
+//! sleep counts itself in `sleepers` and then reads the value. The fences of SeqCst between the two
+//! steps let at least one see the other. The kernel compares the value once more under its lock
+//! before a thread sleeps, so a wake-up between that look and the sleep is not lost either. And no
+//! sleep is longer than `SLEEP_MAX`.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};

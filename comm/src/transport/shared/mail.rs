@@ -4,7 +4,7 @@
 //! The sender writes chunk k into slot k modulo `DEPTH` after the receiver has counted `taken` past
 //! k - DEPTH, and counts `sent` past k. The receiver reads it after that, and counts `taken` past
 //! k. So of any write and any other access to the same byte one happens before the other. The first
-//! chunk of a message has its signature.
+//! chunk of a message has its signature, whose words may be relaxed for the same reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -3,6 +3,9 @@
 //!
 //! Between processes it is a memfd, which the others open through `/proc/PID/fd/FD` of its maker.
 //! It is sealed against shrinking: a mapping cannot lose its memory.
+//!
+//! Orders of memory: the layout's words are written before the first word (a release), and read
+//! after it (an acquire). What is in the rest of a segment has the orders of its users.
 
 use std::fs::OpenOptions;
 use std::io;

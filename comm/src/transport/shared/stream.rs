@@ -5,6 +5,9 @@
 //! third-level cache that is slow: on a Zen 4, 3.7 MB through a ring of 64 KiB pieces, one core
 //! writing and the other reading, takes 1650 µs (440 µs with a common cache). Written past the
 //! caches, the reader's hardware prefetches from memory: 170 µs (190 µs).
+//!
+//! Orders of memory: on x86 no release orders these stores, so a fence of their own follows them.
+//! Elsewhere they are ordinary stores, and the release that counts them (`futex.rs`) is enough.
 
 /// A cache line.
 #[cfg(target_arch = "x86_64")]
