@@ -1,5 +1,6 @@
 //! One binary for every x86-64: each hot loop is compiled three times (plain, AVX2 with FMA,
-//! AVX-512), and the widest that this processor supports is chosen at run time.
+//! AVX-512), and the widest that this processor supports is chosen at run time. On aarch64 there is
+//! the plain one alone, which has NEON.
 //!
 //! Results do not depend on the choice: loops use explicit `mul_add`, and sums have a fixed number
 //! of lanes.

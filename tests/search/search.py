@@ -304,6 +304,17 @@ class Releases(Kind):
         return ["launch/check-kernels", option], "."
 
 
+class Arm(Kind):
+    what = "aarch64 under qemu against x86-64 (launch/check-arm; the first builds)"
+    is_long = True
+
+    def all(self, _):
+        return [[claim] for claim in "units perceptron gpt bf16 amx lora ranks back".split()]
+
+    def command(self, _, claim):
+        return ["launch/check-arm", claim], "."
+
+
 class Builds(Kind):
     what = f"other builds: {', '.join(BUILDS)}"
     is_long = True
@@ -339,10 +350,11 @@ KINDS = {
     "load": Load(),
     "large": Large(),
     "releases": Releases(),
+    "arm": Arm(),
     "builds": Builds(),
 }
 # What takes too long to be drawn among others.
-BY_NAME_ONLY = {"code", "load", "large", "builds", "releases"}
+BY_NAME_ONLY = {"code", "load", "large", "arm", "builds", "releases"}
 
 
 def run(search, case):

@@ -112,5 +112,5 @@ fn has_fused_multiply_add() -> bool {
     return std::arch::is_x86_feature_detected!("avx2")
         && std::arch::is_x86_feature_detected!("fma");
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    cfg!(target_arch = "aarch64")
 }

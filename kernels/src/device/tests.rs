@@ -169,6 +169,46 @@ fn the_newest_toolkit_wins_by_numbers_not_letters() {
 }
 
 #[test]
+fn folders_of_either_processor_are_searched_and_libraries_of_the_other_one_skipped() {
+    let (ours, others) = match cfg!(target_arch = "aarch64") {
+        true => (183, 62),
+        false => (62, 183),
+    };
+    // As distributions, toolkits and conda name them for x86-64 and for servers with ARM.
+    for (folders, here) in [
+        (
+            ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"],
+            "",
+        ),
+        (
+            [
+                "cuda/targets/x86_64-linux/lib",
+                "cuda/targets/sbsa-linux/lib",
+            ],
+            "cuda",
+        ),
+        (
+            ["env/targets/x86_64-linux/lib", "env/targets/sbsa-linux/lib"],
+            "env",
+        ),
+    ] {
+        for first in [0, 1] {
+            let machine = Machine::new();
+            let of = |folder: usize| format!("{}/libnvrtc.so.13", folders[folder]);
+            let found = machine.file(&of(first), &elf(ours));
+            machine.file(&of(1 - first), &elf(others));
+            let (toolkit, prefix) = (machine.path("cuda"), machine.path("env"));
+            let nvrtc = match here {
+                "cuda" => machine.look(&[("CUDA_HOME", &toolkit)]).nvrtc,
+                "env" => machine.look(&[("CONDA_PREFIX", &prefix)]).nvrtc,
+                _ => machine.look(&[]).nvrtc,
+            };
+            assert!(nvrtc.is_sound() && nvrtc.found == Some(found), "{nvrtc}");
+        }
+    }
+}
+
+#[test]
 fn stub_libraries_for_linking_are_skipped() {
     let machine = Machine::new();
     machine.library("cuda/lib64/stubs/libcublasLt.so");

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::flush::flushed;
+use super::flush::{flushed, multiply_add};
 use super::pack::{PackForm, TILE_ALONG};
 use crate::ops::matmul::tile::{TILE_MAX, TileKernel};
 
@@ -101,7 +101,7 @@ pub(super) unsafe fn store_tile(
             unsafe {
                 store(
                     out.add(row * stride + column),
-                    flushed(scales.0 * sum),
+                    multiply_add(scales.0, sum, -0.0),
                     scales.1,
                 )
             };
@@ -120,12 +120,13 @@ pub(super) unsafe fn store(out: *mut f32, sum: f32, existing_scale: f32) {
         *out = match existing_scale {
             0.0 => sum,
             1.0 => flushed(flushed(*out) + sum),
-            scale => flushed(scale.mul_add(flushed(*out), sum)),
+            scale => multiply_add(scale, flushed(*out), sum),
         };
     }
 }
 
-/// f32 multiply-adds that flush by themselves, for processors without a kernel of their own.
+/// f32 multiply-adds that flush by themselves, for processors without a kernel of their own. Loops
+/// that the compiler vectorises add, and look whether any number was tiny: few matmuls have one.
 pub(super) struct Flushed;
 
 impl TileKernel<f32> for Flushed {
@@ -141,17 +142,48 @@ impl TileKernel<f32> for Flushed {
         stride: usize,
         scales: (f32, f32),
     ) {
-        for (row, column) in (0..4).flat_map(|row| (0..8).map(move |column| (row, column))) {
-            let mut sum = 0f32;
-            // SAFETY: within the panels and the tile by the caller's promise.
-            unsafe {
-                for step in 0..along {
-                    let (a, b) = (*a.add(step * 4 + row), *b.add(step * 8 + column));
-                    sum = flushed(flushed(a).mul_add(flushed(b), sum));
+        // The least size of a number that is not 0, less one: of sums and of each operand.
+        let size = |x: f32| x.abs().to_bits().wrapping_sub(1);
+        let (mut sums, mut least) = ([[0f32; 8]; 4], [[u32::MAX; 8]; 4]);
+        let (mut least_a, mut least_b) = ([u32::MAX; 4], [u32::MAX; 8]);
+        // SAFETY: within the panels by the caller's promise.
+        let step = |step: usize| unsafe {
+            (
+                *a.add(step * 4).cast::<[f32; 4]>(),
+                *b.add(step * 8).cast::<[f32; 8]>(),
+            )
+        };
+        for (a, b) in (0..along).map(step) {
+            for (row, &a) in a.iter().enumerate() {
+                for (column, &b) in b.iter().enumerate() {
+                    let sum = a.mul_add(b, sums[row][column]);
+                    sums[row][column] = sum;
+                    least[row][column] = least[row][column].min(size(sum));
                 }
+                least_a[row] = least_a[row].min(size(a));
+            }
+            least_b
+                .iter_mut()
+                .zip(b)
+                .for_each(|(least, b)| *least = size(b).min(*least));
+        }
+        let least = least.as_flattened().iter().chain(&least_a).chain(&least_b);
+        // Otherwise each sum is added again, and flushed.
+        let none_is_tiny = least.min() >= Some(&f32::MIN_POSITIVE.to_bits());
+        for (row, column) in (0..4).flat_map(|row| (0..8).map(move |column| (row, column))) {
+            let sum = if none_is_tiny {
+                sums[row][column]
+            } else {
+                let add = |sum, (a, b): ([f32; 4], [f32; 8])| {
+                    multiply_add(flushed(a[row]), flushed(b[column]), sum)
+                };
+                (0..along).map(step).fold(0.0, add)
+            };
+            // SAFETY: within the tile by the caller's promise.
+            unsafe {
                 store(
                     out.add(row * stride + column),
-                    flushed(scales.0 * sum),
+                    multiply_add(scales.0, sum, -0.0),
                     scales.1,
                 );
             }

@@ -12,15 +12,22 @@ use crate::dtype::{bf16_nearest, bf16_wide};
 use crate::launch::{F32Math, with_f32_math};
 use crate::ops::testing::random_f32;
 
-/// `a·b + sum`, as the instructions compute it.
-fn multiply_add(a: bf16, b: bf16, sum: f32) -> f32 {
-    flushed(flushed(bf16_wide(a)).mul_add(flushed(bf16_wide(b)), sum))
+/// `a·b + sum`, as the instructions compute it. It is 0 where it would be below the smallest normal
+/// number after rounding to 24 bits: half a place more than that is rounded up. Near there f64 is
+/// exact.
+fn multiply_add(a: f32, b: f32, sum: f32) -> f32 {
+    let exact = f64::from(a).mul_add(f64::from(b), f64::from(sum));
+    if exact.abs() < f64::from(f32::MIN_POSITIVE) * (1.0 - 2f64.powi(-25)) {
+        return 0f32.copysign(exact as f32);
+    }
+    a.mul_add(b, sum)
 }
 
 /// The sum of products of a block along k, in an order.
 fn plain_sum(order: Bf16Order, a: &[bf16], b: &[bf16]) -> f32 {
     let at = |x: &[bf16], index: usize| x.get(index).copied().unwrap_or(bf16::ZERO);
-    let add = |sum, index| multiply_add(at(a, index), at(b, index), sum);
+    let number = |x: &[bf16], index| flushed(bf16_wide(at(x, index)));
+    let add = |sum, index| multiply_add(number(a, index), number(b, index), sum);
     match order {
         Bf16Order::Dpbf16 => {
             let pairs = (0..a.len()).step_by(2);
@@ -127,10 +134,11 @@ impl Case {
             let value = |existing: f32| {
                 (0..blocks).fold(existing, |out, block| {
                     let along = threads::cut(k, ALONG_GRAIN, blocks, block);
-                    let sum = scales.0 * plain_sum(order, &a[along.clone()], &b[along]);
+                    let sum = plain_sum(order, &a[along.clone()], &b[along]);
+                    let sum = multiply_add(scales.0, sum, -0.0);
                     match if block == 0 { scales.1 } else { 1.0 } {
                         0.0 => sum,
-                        scale => scale.mul_add(out, sum),
+                        scale => multiply_add(scale, flushed(out), sum),
                     }
                 })
             };
@@ -269,6 +277,45 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
                     "{shape:?} {layout:?} of kind {kind}: {order:?} by {name}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn sums_just_below_the_smallest_normal_number_are_flushed_after_rounding() {
+    // Products of 2⁻¹²⁶, and of a half, a quarter and an eighth of its last place.
+    let drawn = |count: usize, powers: &[i32], seed: u64| -> Vec<bf16> {
+        let draws = random_f32(count, seed).into_iter().map(f32::to_bits);
+        let signed = |bits: u32| {
+            (
+                powers[bits as usize % powers.len()],
+                [1.0, -1.0][(bits >> 8) as usize % 2],
+            )
+        };
+        let number = |(power, sign): (i32, f32)| bf16_nearest(sign * 2f32.powi(power));
+        draws.map(signed).map(number).collect()
+    };
+    for scales in [(1.0, 0.0), (0.125, 0.0), (1.0, 0.5), (1.0, 1.0)] {
+        let mut case = Case::new((9, 33, 64), (false, false));
+        let up = if scales.0 < 1.0 { 3 } else { 0 };
+        case.a = drawn(9 * 64, &[-63, -87, -88, -89], 4);
+        case.b = drawn(64 * 33, &[up - 63], 5);
+        case.existing.fill(f32::MIN_POSITIVE);
+        for (name, order, piece) in kernels() {
+            let mut rooms = PieceBuffers::default();
+            // SAFETY: the whole output, on this thread alone, with a kernel that exists here.
+            let got = case.run(order, scales, |work| unsafe {
+                piece(work, 0..9, 0..33, &AsIs, &mut rooms);
+            });
+            let expected = case.plainly(order, scales);
+            let of_f32 = expected
+                .iter()
+                .map(|&(index, wide, _)| (wide, got.0[index]));
+            let wrong: Vec<_> = of_f32.filter(|(expected, got)| expected != got).collect();
+            assert!(
+                wrong.is_empty(),
+                "{order:?} by {name}, {scales:?}: {wrong:x?}"
+            );
         }
     }
 }
