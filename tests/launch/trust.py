@@ -124,7 +124,7 @@ def planted():
     yield wrong_in_workflow, workflow, " --locked cargo-deny", " cargo-deny"
     yield wrong_in_workflow, workflow, r"(cargo-deny)@[\d.]+", r"\1"
     yield wrong_in_workflow, workflow, "persist-credentials: false", "persist-credentials: true"
-    yield wrong_in_requirements, "launch/python/requirements.txt", r"(ziglang.*) --hash.*", r"\1"
+    yield wrong_in_requirements, "launch/python/requirements.txt", r"(ziglang.*?) --hash.*", r"\1"
     yield wrong_in_requirements, "launch/python/requirements.txt", "maturin==", "maturin>="
     yield wrong_in_package, "launch/package", " --require-hashes", ""
     yield wrong_in_package, "launch/package", " --no-deps", ""
