@@ -8,6 +8,7 @@
 //! Lines go straight from registers to memory: through a buffer it would be up to a third slower.
 
 use crate::dtype::Element;
+#[cfg(target_arch = "x86_64")]
 use crate::simd::{Level, level};
 
 /// Outputs from this size on go past the caches if nothing reads them now. About the size of a
@@ -17,6 +18,7 @@ pub(crate) const STREAMING_BYTES_MIN: usize = 32 << 20;
 /// A cache line, and the widest store.
 const LINE_BYTES: usize = 64;
 /// How far ahead of a line its inputs are prefetched.
+#[cfg(target_arch = "x86_64")]
 const AHEAD_BYTES: usize = 1024;
 
 /// Computes an output piece by piece.
@@ -57,6 +59,7 @@ fn write_lines<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
         Level::Avx2 => return unsafe { x86::write_avx2(out, first, make) },
         Level::Baseline => {}
     }
+    make.ask(first);
     make.make(first, out);
 }
 

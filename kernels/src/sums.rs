@@ -8,6 +8,7 @@
 use crate::DType;
 use crate::dtype::{bf16, bf16_nearest, bf16_wide};
 use crate::named;
+#[cfg(target_arch = "x86_64")]
 use crate::simd::{Level, level};
 
 named! {

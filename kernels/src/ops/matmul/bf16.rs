@@ -33,6 +33,7 @@ use super::tile::{Avx2F32, Avx512F32};
 use super::tile::{PARALLEL_MATMUL_MIN, PARALLEL_ROW_MIN, PIECE_GRAIN};
 use crate::dtype::bf16;
 use crate::ops::round;
+#[cfg(target_arch = "x86_64")]
 use crate::simd::{self, Bf16Unit, Level};
 use crate::threads;
 

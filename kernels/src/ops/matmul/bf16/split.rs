@@ -7,7 +7,9 @@
 
 use std::ops::Range;
 
-use super::product::{ALONG_GRAIN, Bf16Order, Product, SPLIT_ALONG_MAX, Target, bf16_order, parts};
+#[cfg(target_arch = "x86_64")]
+use super::product::Bf16Order;
+use super::product::{ALONG_GRAIN, Product, SPLIT_ALONG_MAX, Target, bf16_order, parts};
 use super::{AsIs, Finish, Matrix, in_pieces};
 use crate::dtype::bf16;
 use crate::ops::matmul::tile::TiledMatmul;

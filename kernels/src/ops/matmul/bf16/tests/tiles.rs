@@ -43,7 +43,8 @@ fn multiply_tiles(sums: &mut [[f32; 16]; 16], a: &[[u32; 16]; 16], b: &[[u32; 16
 
 impl amx::TileUnit for TilesInF32 {
     unsafe fn with_tiles(body: impl FnOnce()) {
-        body();
+        // `flushed` alone would keep what was rounded up as a subnormal number.
+        flush::flushing(body);
     }
 
     unsafe fn multiply<const PARTS: usize>(
