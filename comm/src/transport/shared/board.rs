@@ -4,13 +4,14 @@
 //! The first cause wins. A rank with a cause writes it into a free slot and then tries to publish
 //! the slot: a process that dies while it writes leaves a slot unused, and delays no other rank.
 //!
-//! Orders of memory. `fetch_add` gives a slot to one rank, in any order (relaxed). The exchange that
-//! publishes it releases what was written there; `cause` and `is_aborted` acquire. `leave` releases,
-//! too: whoever sees that a rank has left sees all that it counted before. `asleep` only says whom
-//! to wake. A rank that looks for an abort just before another publishes one, and goes to sleep
-//! just after that one has read `asleep`, misses the wake-up and looks again within `SLEEP_MAX`.
-//! Signs of progress are single words that guard nothing (relaxed). `may_speak` is one exchange of
-//! one word. Records of calls: `activity.rs`; what a rank shows of its GPU: `gpu_page.rs`.
+//! Orders of memory. `fetch_add` gives a slot to one rank, in any order (relaxed). The exchange
+//! that publishes it releases what was written there; `cause` and `is_aborted` acquire. `leave`
+//! releases, too: whoever sees that a rank has left sees all that it counted before. `asleep` only
+//! says whom to wake. A rank that looks for an abort just before another publishes one, and goes to
+//! sleep just after that one has read `asleep`, misses the wake-up and looks again within
+//! `SLEEP_MAX`. Signs of progress are single words that guard nothing (relaxed). `may_speak` is one
+//! exchange of one word. Records of calls: `activity.rs`; what a rank shows of its GPU:
+//! `gpu_page.rs`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Arithmetic in which subnormal numbers are 0.
 //!
 //! A result is 0 where it is below the smallest normal number after rounding to 24 bits, as x86
-//! does it. ARM's flag for that (FPCR.FZ) looks before rounding, so it would make other bits of sums
-//! just below that number: there, numbers are flushed one by one.
+//! does it. ARM's flag for that (FPCR.FZ) looks before rounding, so it would make other bits of
+//! sums just below that number: there, numbers are flushed one by one.
 
 /// `x`, or 0 of its sign where it is subnormal.
 #[inline(always)]
@@ -18,7 +18,7 @@ pub(super) fn multiply_add(a: f32, b: f32, sum: f32) -> f32 {
     /// 2²⁴.
     const UP: f32 = 16_777_216.0;
     let result = a.mul_add(b, sum);
-    // Of a subnormal number fewer bits are left, so one just below may have been rounded up to this.
+    // A subnormal number has fewer bits, so one just below may have been rounded up to this.
     // Further up it has all 24.
     let is_tiny = result.abs() == f32::MIN_POSITIVE
         && (a * UP).mul_add(b, sum * UP).abs() < UP * f32::MIN_POSITIVE;
