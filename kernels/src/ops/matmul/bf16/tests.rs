@@ -10,6 +10,7 @@ use super::product::{SPLIT_ALONG_MAX, parts};
 use super::*;
 use crate::dtype::{bf16_nearest, bf16_wide};
 use crate::launch::{F32Math, with_f32_math};
+use crate::ops::matmul::TileKernel;
 use crate::ops::testing::random_f32;
 
 /// `a·b + sum`, as the instructions compute it. It is 0 where it would be below the smallest normal
@@ -281,25 +282,27 @@ fn every_kernel_has_the_bits_of_its_order_also_of_extremes() {
     }
 }
 
+/// Powers of two of either sign.
+fn powers(count: usize, powers: &[i32], seed: u64) -> Vec<bf16> {
+    let draws = random_f32(count, seed).into_iter().map(f32::to_bits);
+    let number = |bits: u32| {
+        let sign = if bits >> 8 & 1 == 0 { 1.0 } else { -1.0 };
+        bf16_nearest(sign * 2f32.powi(powers[bits as usize % powers.len()]))
+    };
+    draws.map(number).collect()
+}
+
+/// With those of `LEAST`, products are 2⁻¹²⁶, and a half, a quarter and an eighth of its last place.
+const AROUND_LEAST: [i32; 4] = [-63, -87, -88, -89];
+const LEAST: i32 = -63;
+
 #[test]
 fn sums_just_below_the_smallest_normal_number_are_flushed_after_rounding() {
-    // Products of 2⁻¹²⁶, and of a half, a quarter and an eighth of its last place.
-    let drawn = |count: usize, powers: &[i32], seed: u64| -> Vec<bf16> {
-        let draws = random_f32(count, seed).into_iter().map(f32::to_bits);
-        let signed = |bits: u32| {
-            (
-                powers[bits as usize % powers.len()],
-                [1.0, -1.0][(bits >> 8) as usize % 2],
-            )
-        };
-        let number = |(power, sign): (i32, f32)| bf16_nearest(sign * 2f32.powi(power));
-        draws.map(signed).map(number).collect()
-    };
     for scales in [(1.0, 0.0), (0.125, 0.0), (1.0, 0.5), (1.0, 1.0)] {
         let mut case = Case::new((9, 33, 64), (false, false));
         let up = if scales.0 < 1.0 { 3 } else { 0 };
-        case.a = drawn(9 * 64, &[-63, -87, -88, -89], 4);
-        case.b = drawn(64 * 33, &[up - 63], 5);
+        case.a = powers(9 * 64, &AROUND_LEAST, 4);
+        case.b = powers(64 * 33, &[up + LEAST], 5);
         case.existing.fill(f32::MIN_POSITIVE);
         for (name, order, piece) in kernels() {
             let mut rooms = PieceBuffers::default();
@@ -315,6 +318,35 @@ fn sums_just_below_the_smallest_normal_number_are_flushed_after_rounding() {
             assert!(
                 wrong.is_empty(),
                 "{order:?} by {name}, {scales:?}: {wrong:x?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_tile_flushes_by_itself_where_the_processor_does_not() {
+    let steps = 64;
+    for of in [AROUND_LEAST.as_slice(), &[-130, -63], &[0, 1]] {
+        let numbers = |count, powers_of: &[i32], seed| -> Vec<f32> {
+            let drawn = powers(count, powers_of, seed);
+            drawn.into_iter().map(bf16_wide).collect()
+        };
+        let (a, b) = (numbers(4 * steps, of, 6), numbers(8 * steps, &[LEAST], 7));
+        let mut out = [0f32; 32];
+        // SAFETY: panels of so many steps, and a whole tile. Nothing has changed MXCSR.
+        unsafe {
+            let (a, out) = ((a.as_ptr(), 0, 0), out.as_mut_ptr());
+            Flushed::run::<true>(steps, a, b.as_ptr(), out, 8, (1.0, 0.0));
+        }
+        for (place, &got) in out.iter().enumerate() {
+            let (row, column) = (place / 8, place % 8);
+            let expected = (0..steps).fold(0.0, |sum, step| {
+                multiply_add(flushed(a[step * 4 + row]), b[step * 8 + column], sum)
+            });
+            assert_eq!(
+                got.to_bits(),
+                expected.to_bits(),
+                "{of:?}: row {row}, column {column}"
             );
         }
     }
