@@ -7,7 +7,7 @@
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
 //!
 //! Orders of memory: a handler runs on any thread at any time and reads several of these words, so
-//! all are SeqCst: they change in one order for every thread. Handlers are rare; speed is no reason.
+//! all are SeqCst: they change in one order for every thread. Handlers are rare.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;

@@ -187,7 +187,7 @@ pub(super) unsafe fn store<T: Float>(out: *mut T, sum: T, existing_scale: T) {
 /// For processors without a kernel of their own.
 pub(crate) struct Plain;
 
-/// NEON has 32 registers: 4 × 16 sums of f32 fill 16 of them, which is 16 multiply-adds for 5 loads.
+/// Of NEON's 32 registers, 4 × 16 sums of f32 fill 16: a step is 16 multiply-adds for 5 loads.
 const PLAIN_COLUMNS: usize = if cfg!(target_arch = "aarch64") { 16 } else { 8 };
 
 impl<T: Float> TileKernel<T> for Plain {

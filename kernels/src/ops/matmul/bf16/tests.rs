@@ -292,7 +292,7 @@ fn powers(count: usize, powers: &[i32], seed: u64) -> Vec<bf16> {
     draws.map(number).collect()
 }
 
-/// With those of `LEAST`, products are 2⁻¹²⁶, and a half, a quarter and an eighth of its last place.
+/// Times 2^`LEAST` they are 2⁻¹²⁶, and a half, a quarter and an eighth of its last place.
 const AROUND_LEAST: [i32; 4] = [-63, -87, -88, -89];
 const LEAST: i32 = -63;
 
