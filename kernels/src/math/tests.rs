@@ -293,6 +293,7 @@ fn sine_and_cosine_of_turns_are_within_two_epsilon_and_exact_at_quarters() {
 
 /// Every function over `xs`, one loop each, so that each loop vectorises at the caller's SIMD
 /// level.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn every_function(xs: &[f32]) -> Vec<(&'static str, Vec<f32>)> {
     macro_rules! over_all {

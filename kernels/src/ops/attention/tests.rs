@@ -25,6 +25,10 @@ type BackwardPiece =
 
 /// Both directions with each f32 kernel that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, ForwardPiece, BackwardPiece)> {
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(unused_mut, reason = "one kernel there")
+    )]
     let mut kernels: Vec<(&'static str, ForwardPiece, BackwardPiece)> = vec![(
         "plain",
         forward::piece::<f32, Plain>,

@@ -17,6 +17,10 @@ type Piece = unsafe fn(
 
 /// The f32 kernels that this processor can run, by name.
 fn f32_kernels() -> Vec<(&'static str, Piece)> {
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(unused_mut, reason = "one kernel there")
+    )]
     let mut kernels: Vec<(&str, Piece)> = vec![("plain", piece::<f32, Plain>)];
     #[cfg(target_arch = "x86_64")]
     {

@@ -187,6 +187,10 @@ type Piece = unsafe fn(&Product<'_>, Range<usize>, Range<usize>, &AsIs, &mut Pie
 /// The kernels that this processor can run, by name and order.
 fn kernels() -> Vec<(&'static str, Bf16Order, Piece)> {
     use Bf16Order::{Amx, Dpbf16};
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(unused_mut, reason = "one kernel there")
+    )]
     let mut kernels: Vec<(&str, Bf16Order, Piece)> = vec![
         ("plain", Dpbf16, piece::<Emulated<Flushed, false>>),
         ("plain", Amx, piece::<Emulated<Flushed, true>>),
