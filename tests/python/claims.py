@@ -513,7 +513,7 @@ def a_resume_may_replace_a_part_of_the_data():
 
 def a_restarted_run_gives_no_event_twice():
     run = ddp_train.train(X, Y, schedule="constant", warmup_steps=0, steps=4, threads=1, ranks=2, out="run").wait()
-    again, seen = ddp_train.resume(run, steps=3000, ranks=2, restarts=2, checkpoint_every=20), []
+    again, seen = ddp_train.resume(run, steps=3000, ranks=2, restarts=2, checkpoint_every=100), []
     for event in again:
         seen.append(event)
         if event.event == "checkpoint" and event.step == 200:
