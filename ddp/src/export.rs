@@ -6,8 +6,8 @@ use clap::Args;
 
 use crate::config::{Config, FloatType};
 use crate::error::{Error, Result};
-use crate::flags::Taken;
-use crate::hugging_face;
+use crate::flags::{Taken, choice};
+use crate::hugging_face::{self, Base, Exported};
 use crate::lora;
 use crate::shown::shown;
 use crate::using::choose::described;
@@ -39,6 +39,9 @@ pub(crate) struct ExportFlags {
     /// Add the adapters of a run with --lora to the weights they belong to, and write all
     #[arg(long)]
     pub merge: bool,
+    /// Type of the numbers in model.safetensors: f32, or bf16 in half the bytes
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
+    pub dtype: FloatType,
     /// New folder to write
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
@@ -50,13 +53,19 @@ pub(crate) struct ExportFlags {
 /// Writes a Hugging Face folder, on rank 0.
 pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
     let from = &flags.settings;
-    let (chosen, model) = load::on_cpu(&flags.checkpoint, from, Some(FloatType::F32))?;
+    let dtype = Some(FloatType::F32);
+    let (chosen, model, ()) = load::on_cpu(&flags.checkpoint, from, dtype, |_| Ok(()))?;
     let (opened, state) = (&chosen.opened, &chosen.opened.state);
     let (config, vocabulary) = (Config::of_checkpoint(opened)?, state.task.outputs());
     let (spec, params) = (&config.model, &model.params);
     let (name, of) = (shown(&flags.folder.to_string_lossy()), described(&chosen));
     let tokenizer = opened.tokenizer()?;
     match (&config.lora, &config.init_from) {
+        (Some(_), Some(_)) if !flags.merge && flags.dtype != FloatType::F32 => {
+            let why = "--dtype bf16: expected f32, as adapters are written; help: leave it out, or \
+                       add --merge";
+            return Err(Error::Usage(why.into()));
+        }
         (Some(lora), Some(base)) if !flags.merge => {
             let base = (base.as_path(), state.base.as_deref());
             lora::export(&flags.folder, lora, spec, params, base, tokenizer.as_ref())?;
@@ -77,8 +86,17 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
         }
         (None, _) => {}
     }
-    let tokenizer = tokenizer.as_ref().map(|known| (known, state.end_of_text()));
-    let class = hugging_face::export(&flags.folder, spec, vocabulary, params, tokenizer)?;
+    let base = config.init_from.as_deref();
+    let base = base.map(|base| Base::of(base, tokenizer.as_ref()));
+    let exported = Exported {
+        model: spec,
+        vocabulary,
+        params,
+        tokenizer: tokenizer.as_ref().map(|known| (known, state.end_of_text())),
+        base: base.transpose()?.flatten(),
+        dtype: flags.dtype.dtype(),
+    };
+    let class = hugging_face::export(&flags.folder, exported)?;
     warn_unprinted(say(&format!("{name} is {class} of {of}")));
     Ok(())
 }

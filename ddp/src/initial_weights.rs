@@ -30,10 +30,11 @@ fn check_weights(path: &Path) -> Result<()> {
         Ok(about) if about.is_file() => path.extension().is_some_and(|it| it == "safetensors"),
         _ => true,
     };
-    let help = match folder {
-        Some(folder) => format!("give its folder, {}", folder.display()),
-        None if is_weights => return Ok(()),
-        None => "GGUF and pickles are not read: download the model's .safetensors".into(),
+    let help = match (folder, hugging_face::help_for_unread(path)) {
+        (Some(folder), _) => format!("give its folder, {}", folder.display()),
+        (None, Some(help)) => help,
+        (None, None) if is_weights => return Ok(()),
+        (None, None) => "pickles are not read: download the model's .safetensors".into(),
     };
     Err(Error::Data(format!(
         "--init-from {}: expected a Hugging Face folder (with config.json), the folder of a \
@@ -48,18 +49,18 @@ const FREE: &str = "dropout export-class longest-context recompute recompute-blo
 impl InitialWeights {
     /// What `path` says about its model; nothing if it is a file with tensors only.
     pub(crate) fn of(path: &Path) -> Result<Option<InitialWeights>> {
-        // Only folders say something about their model; files are opened after other checks. Names
-        // of the hub have dots, as in Llama-3.2-1B.
-        let names_file = path
-            .extension()
-            .is_some_and(|ending| ending == "safetensors");
+        // Only folders say something about their model; files are opened after other checks.
         let missing = path.metadata().err();
         let missing = missing.filter(|error| error.kind() == ErrorKind::NotFound);
-        if let (false, Some(name), Some(source)) = (names_file, path.to_str(), missing) {
-            let name = name.rsplit_once("://").map_or(name, |_| "NAME");
-            let help = format!(
-                "there is no such folder; a model of the hub is downloaded with hf download {name} \
+        let is_file = path
+            .extension()
+            .is_some_and(|ending| ending == "safetensors");
+        if let (false, Some(source)) = (is_file, missing) {
+            let help = hugging_face::help_for_unread(path);
+            let help = help.unwrap_or(
+                "there is no such folder; a model of the hub is downloaded with hf download NAME \
                  --local-dir FOLDER"
+                    .into(),
             );
             return Err(Error::io("open", path, help)(source));
         }
@@ -166,8 +167,10 @@ mod tests {
             assert!(text.contains(name) && text.contains(part), "{text}");
         };
         std::fs::write(folder.join("model.gguf"), "GGUF").unwrap();
-        refused("model.gguf", "GGUF and pickles are not read");
+        refused("model.gguf", "GGUF is not read");
         refused("model", "expected a Hugging Face folder");
+        std::fs::write(folder.join("model/q4.gguf"), "GGUF").unwrap();
+        refused("model", r#"model", gguf_file="q4.gguf")"#);
         let config = r#"{"architectures": ["GPT2LMHeadModel"]}"#;
         std::fs::write(folder.join("model/config.json"), config).unwrap();
         refused("model/config.json", "give its folder");

@@ -29,7 +29,9 @@ pub use self::documents::{ReadOptions, ReadTexts, TextPiece, TextSink, documents
 use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
-pub use self::tokenizer::{CHAT_FILES, Encoder, TOKENIZER_FILE, TextStream, Vocabulary};
+pub use self::tokenizer::{
+    CHAT_FILES, Encoder, TOKENIZER_FILE, TextStream, Vocabulary, help_to_make_tokenizer,
+};
 use crate::error::{Error, Result, ensure};
 use crate::files::io::reading;
 use crate::files::tokens::write_shard;

@@ -1,7 +1,7 @@
 //! `ddp-train chat`: talks with a saved model, by the chat template of its tokenizer.
 
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use ddp_comm::World;
@@ -44,27 +44,32 @@ pub(crate) struct ChatFlags {
 pub(crate) fn chat(flags: &ChatFlags, world: &World) -> Result<()> {
     check_alone("chat", world)?;
     threads::set_count(flags.how.settings.thread_count(world))?;
-    let (opened, template) = in_phase(Phase::Setup, || {
-        let opened = open(&flags.checkpoint, None, &flags.how)?;
-        let Some(folder) = &opened.folder else {
-            return Err(refuse(
+    let begin: Vec<Value> = flags
+        .system
+        .iter()
+        .map(|text| message("system", text))
+        .collect();
+    let template = |folder: Option<&Path>| {
+        let folder = folder.ok_or_else(|| {
+            refuse(
                 "chat",
                 flags.checkpoint.display(),
                 "a model with a tokenizer and a chat template",
                 "for a model without there is generate",
-            ));
-        };
+            )
+        })?;
         let template = ChatWriter::open(folder)?;
-        Ok::<_, Error>((opened, template))
+        // Refuses a tokenizer without a template before weights are read and anyone has written.
+        template.prompt(&[&begin[..], &[message("user", "")]].concat())?;
+        Ok(template)
+    };
+    let (opened, template) = in_phase(Phase::Setup, || {
+        open(&flags.checkpoint, None, &flags.how, template)
     })?;
-    let TextModel { model, coding, .. } = opened;
+    let TextModel { model, coding } = opened;
     let options = flags.how.options("");
     let mut writer = TextWriter::new(&model, &coding, &options, usize::MAX)?;
-    let system = flags.system.as_ref().map(|text| message("system", text));
-    let begin: Vec<Value> = system.into_iter().collect();
     let (mut messages, mut line) = (begin.clone(), String::new());
-    // Refuses a tokenizer without a template before anyone has written.
-    template.prompt(&[&begin[..], &[message("user", "")]].concat())?;
     let is_watched = io::stdin().is_terminal();
     loop {
         if is_watched {

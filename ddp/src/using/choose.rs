@@ -45,8 +45,14 @@ fn no_base(got: &Path) -> Result<()> {
 }
 
 fn checkpoint_of(path: &Path) -> Result<Chosen> {
+    let unread = hugging_face::help_for_unread(path);
     let help = "give --checkpoint the folder of a run (its --out) or of one of its checkpoints";
+    let help = unread.clone().unwrap_or(help.into());
     let about = fs::metadata(path).map_err(Error::io("read", path, help))?;
+    if let Some(help) = unread {
+        let expected = "the folder of a checkpoint or run, or of Hugging Face";
+        return Err(refuse("--checkpoint", path.display(), expected, &help));
+    }
     if about.is_file() {
         return of_file(path);
     }

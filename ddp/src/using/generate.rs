@@ -12,8 +12,9 @@ use serde_json::json;
 
 use super::choose::described;
 use super::load;
+use crate::checkpoint::Opened;
 use crate::config::FloatType;
-use crate::data::text::Vocabulary;
+use crate::data::text::{self, Vocabulary};
 use crate::error::{Error, Result};
 use crate::flags::{Taken, check_alone, choice, number, parsed, whole};
 use crate::generate::{self, Codec, GenerateOptions, Generated};
@@ -98,7 +99,9 @@ pub(crate) fn generate(flags: &GenerateFlags, world: &World) -> Result<()> {
     threads::set_count(flags.how.settings.thread_count(world))?;
     let prompts = flags.prompts.as_deref().map(prompts).transpose()?;
     let (path, tokenizer) = (&flags.checkpoint, flags.tokenizer.as_deref());
-    let opened = in_phase(Phase::Setup, || open(path, tokenizer, &flags.how))?;
+    let (opened, ()) = in_phase(Phase::Setup, || {
+        open(path, tokenizer, &flags.how, |_| Ok(()))
+    })?;
     let TextModel { model, coding, .. } = opened;
     let options = flags.how.options(&flags.stop);
     let run = |prompt: &str, each: &mut dyn FnMut(&str) -> Result<()>| {
@@ -178,41 +181,48 @@ fn of_line(error: Error, flags: &GenerateFlags, line: usize) -> Error {
     }
 }
 
-/// A model, what its tokens mean, and the folder that its tokenizer is in, if it has one.
+/// A model, and what its tokens mean.
 pub(super) struct TextModel {
     pub(super) model: Model,
     pub(super) coding: Codec,
-    pub(super) folder: Option<PathBuf>,
 }
 
 /// The model in a folder, and what its tokens mean; with the tokenizer that is given, if one is.
-pub(super) fn open(at: &Path, tokenizer: Option<&Path>, how: &SamplingFlags) -> Result<TextModel> {
+/// `first` gets the tokenizer's folder before weights are read.
+pub(super) fn open<T>(
+    at: &Path,
+    tokenizer: Option<&Path>,
+    how: &SamplingFlags,
+    first: impl FnOnce(Option<&Path>) -> Result<T>,
+) -> Result<(TextModel, T)> {
     let of_file = |path: &Path| Codec::of_tokenizer(&Vocabulary::read(path)?, None);
     let given = tokenizer.map(|path| match path.to_str() {
         Some("bytes") => Ok(Codec::of_bytes()),
         _ => of_file(path),
     });
     let given = given.transpose()?;
-    let (chosen, model) = load::on_cpu(at, &how.settings, how.dtype)?;
-    tracing::info!("{}", described(&chosen));
-    let opened = &chosen.opened;
-    let coding = match given {
-        None => Codec::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
-        given => given,
+    let coding = |opened: &Opened| {
+        let coding = match given {
+            None => Codec::of_task(&opened.state.task, opened.tokenizer()?.as_ref())?,
+            given => given,
+        };
+        let help = || {
+            let made = text::help_to_make_tokenizer(&opened.folder);
+            made.unwrap_or("put the tokenizer.json that made its tokens into its folder".into())
+        };
+        let coding = coding.ok_or_else(|| {
+            Error::Usage(format!(
+                "--checkpoint {}: expected a model with a tokenizer, got one without; help: {}; \
+                 generate also takes it as --tokenizer, or bytes",
+                at.display(),
+                help()
+            ))
+        })?;
+        Ok((coding, first(opened.tokenizer_in.as_deref())?))
     };
-    let coding = coding.ok_or_else(|| {
-        Error::Usage(format!(
-            "--checkpoint {}: expected a model with a tokenizer, got one without; help: put the \
-             tokenizer.json that made its tokens into its folder; generate also takes it as \
-             --tokenizer, or bytes",
-            at.display()
-        ))
-    });
-    Ok(TextModel {
-        model,
-        coding: coding?,
-        folder: chosen.opened.tokenizer_in,
-    })
+    let (chosen, model, (coding, first)) = load::on_cpu(at, &how.settings, how.dtype, coding)?;
+    tracing::info!("{}", described(&chosen));
+    Ok((TextModel { model, coding }, first))
 }
 
 /// Logs how fast a text was made, and why it ended.

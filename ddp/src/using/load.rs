@@ -327,12 +327,13 @@ fn precision(dtype: FloatType) -> Precision {
 }
 
 /// The transformer of the checkpoint that `path` means, on the CPU and without gradients, in the
-/// checkpoint's precision unless another is given.
-pub(crate) fn on_cpu(
+/// checkpoint's precision unless another is given. `first` is what may fail before weights are read.
+pub(crate) fn on_cpu<T>(
     path: &Path,
     settings: &Taken,
     dtype: Option<FloatType>,
-) -> Result<(Chosen, Model)> {
+    first: impl FnOnce(&Opened) -> Result<T>,
+) -> Result<(Chosen, Model, T)> {
     let chosen = choose(path, settings.init_from.as_deref(), None)?;
     let opened = &chosen.opened;
     check_run(opened)?;
@@ -359,8 +360,9 @@ pub(crate) fn on_cpu(
         outputs: state.task.outputs(),
         documents: false,
     };
+    let first = first(opened)?;
     let model = saved(opened, &config, &shape, Device::Cpu)?;
-    Ok((chosen, model))
+    Ok((chosen, model, first))
 }
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.

@@ -1,5 +1,5 @@
-//! `ddp-train inspect`: the contents of a checkpoint, a model file or a run's folder, and whether
-//! they are intact.
+//! `ddp-train inspect`: the contents of a checkpoint, a model's file or folder or a run's folder, and
+//! whether they are intact.
 //!
 //! Each kind has a file, which makes a sheet for people and JSON. Damage is printed with the rest,
 //! and is also the error at the end.
@@ -14,6 +14,7 @@ use std::path::Path;
 use self::sheet::Inspected;
 use crate::checkpoint::is_checkpoint;
 use crate::error::{Error, Result};
+use crate::hugging_face;
 use crate::metrics_log::EVENTS_FILE;
 use crate::output::Say;
 use crate::setting::DATA;
@@ -31,6 +32,9 @@ pub fn inspect(path: &Path, lines: Option<u64>, as_json: bool, say: Say<'_>) -> 
 }
 
 fn find(path: &Path, lines: Option<u64>) -> Result<Inspected> {
+    if hugging_face::is_folder(path) {
+        return model::of_folder(path);
+    }
     if path.is_dir() && is_checkpoint(path) {
         return checkpoint::found(path);
     }
@@ -40,8 +44,11 @@ fn find(path: &Path, lines: Option<u64>) -> Result<Inspected> {
     if path.extension().is_some_and(|it| it == "safetensors") {
         return model::found(path);
     }
+    let unread = hugging_face::help_for_unread(path);
     let (path, exists) = (path.display(), path.exists());
-    let (got, help) = if exists {
+    let (got, help) = if let Some(help) = unread {
+        (if exists { "GGUF" } else { "none" }, help)
+    } else if exists {
         (
             "another",
             format!("a dry run with {DATA} {path} says what training would make of data"),
@@ -50,6 +57,6 @@ fn find(path: &Path, lines: Option<u64>) -> Result<Inspected> {
         ("none", "check the path".into())
     };
     Err(Error::Usage(format!(
-        "inspect {path}: expected the folder of a run or of a checkpoint, or a .safetensors file, got {got}; help: {help}"
+        "inspect {path}: expected the folder of a run, of a checkpoint or of Hugging Face, or a .safetensors file, got {got}; help: {help}"
     )))
 }

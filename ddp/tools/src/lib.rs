@@ -20,8 +20,8 @@ pub mod watch;
 
 use ddp_data as data;
 use ddp_engine::{
-    audit, checkpoint, config, confusion, devices, error, exchange, metrics_log, process, reducer,
-    setting, shown, step, tasks, trainer, units,
+    audit, checkpoint, config, confusion, devices, error, exchange, hugging_face, metrics_log,
+    process, reducer, setting, shown, step, tasks, trainer, units,
 };
 use ddp_kernels::files;
 use ddp_nn::{self as nn, models, optim, params};

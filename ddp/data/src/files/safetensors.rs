@@ -122,6 +122,15 @@ impl Header {
         header
     }
 
+    /// Makes the tensors bf16 instead of f32.
+    pub fn become_bf16(&mut self) {
+        for entry in &mut self.entries {
+            entry.dtype = "BF16".into();
+            (entry.start, entry.end) = (entry.start / 2, entry.end / 2);
+        }
+        self.data_start = self.to_bytes().len() as u64;
+    }
+
     /// The length and the JSON.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut map = Map::new();

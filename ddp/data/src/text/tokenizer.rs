@@ -35,6 +35,18 @@ pub(super) const END: &str = "<|endoftext|>";
 /// What tokenizers call the token after a document.
 const END_TOKENS: [&str; 4] = [END, "<|end_of_text|>", "</s>", "<eos>"];
 
+/// The help if the folder has a tokenizer that lacks `tokenizer.json`, as older models have it.
+pub fn help_to_make_tokenizer(folder: &Path) -> Option<String> {
+    let has = |name: &str| folder.join(name).is_file();
+    let is_old = has("vocab.json") && has("merges.txt") && !has(TOKENIZER_FILE);
+    is_old.then(|| {
+        format!(
+            "it has vocab.json and merges.txt; in Python transformers.AutoTokenizer.from_pretrained(\
+             {folder:?}).save_pretrained({folder:?}) makes {TOKENIZER_FILE} of them"
+        )
+    })
+}
+
 /// The tokens of a tokenizer.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
@@ -86,6 +98,12 @@ enum Vocab {
 impl Vocabulary {
     /// That of the tokenizer in the file at `path`.
     pub fn read(path: &Path) -> Result<Vocabulary> {
+        if let Some(help) = path.parent().and_then(help_to_make_tokenizer)
+            && !path.exists()
+        {
+            let what = format!("expected {TOKENIZER_FILE}, got none; help: {help}");
+            return Err(refuse(path, what));
+        }
         let bytes = read_up_to(path, BYTES_MAX).map_err(reading(path))?;
         let long = || {
             format!(

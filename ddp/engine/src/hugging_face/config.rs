@@ -188,18 +188,8 @@ pub(super) fn architecture_of(spec: &GptSpec) -> Result<&'static Architecture> {
     Err(Error::Usage(why))
 }
 
-/// The content of `config.json`. No key is left to the defaults of transformers.
-pub(super) fn text(
-    spec: &GptSpec,
-    vocabulary: usize,
-    end_of_text: Option<usize>,
-    architecture: &Architecture,
-) -> String {
-    let keys = Value::Object(keys_of(spec, vocabulary, end_of_text, architecture));
-    format!("{keys:#}\n")
-}
-
-fn keys_of(
+/// The keys of `config.json`. None is left to the defaults of transformers.
+pub(super) fn keys_of(
     spec: &GptSpec,
     vocabulary: usize,
     end_of_text: Option<usize>,

@@ -1,5 +1,6 @@
 //! Writes a model as a folder that transformers loads.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -11,31 +12,40 @@ use ddp_nn::lora::is_adapter;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::models::gpt::GptSpec;
 use ddp_nn::params::Params;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::CONFIG_FILE;
 use super::architecture::Architecture;
+use super::base::Base;
 use super::config::{self, architecture_of};
 use super::load::transpose;
 use super::names::{self, TensorPart};
 use crate::checkpoint::{MODEL_FILE, unreadable, write_file};
 use crate::error::{Error, Result};
 
-/// Writes the model `params`, in f32 on the CPU, as `config.json` and `model.safetensors` in the
-/// new folder `folder`, which is written whole or not at all. An empty folder is replaced. Tokens
-/// that pad the vocabulary are left out. `tokenizer` is given with the token after each document.
-/// Returns the name of the class of transformers.
-pub fn export(
-    folder: &Path,
-    model: &ModelSpec,
-    vocabulary: usize,
-    params: &Params,
-    tokenizer: Option<(&Vocabulary, Option<usize>)>,
-) -> Result<&'static str> {
-    let (spec, architecture) = known(model)?;
-    write_folder(folder, |folder| {
-        write(folder, spec, vocabulary, architecture, params, tokenizer)
-    })?;
+/// What is exported.
+#[derive(Debug)]
+pub struct Exported<'a> {
+    /// The model's settings.
+    pub model: &'a ModelSpec,
+    /// How many tokens there are, without those that pad the vocabulary.
+    pub vocabulary: usize,
+    /// Its weights, in f32 on the CPU.
+    pub params: &'a Params,
+    /// The tokenizer of its data, and the token after each document.
+    pub tokenizer: Option<(&'a Vocabulary, Option<usize>)>,
+    /// What its run started from.
+    pub base: Option<Base>,
+    /// The type of the numbers in the file: f32 or bf16.
+    pub dtype: DType,
+}
+
+/// Writes `config.json`, `model.safetensors` and the files of the tokenizer in the new folder
+/// `folder`, which is written whole or not at all. An empty folder is replaced. Returns the name of
+/// the class of transformers.
+pub fn export(folder: &Path, exported: Exported<'_>) -> Result<&'static str> {
+    let (spec, architecture) = known(exported.model)?;
+    write_folder(folder, |folder| write(folder, spec, architecture, exported))?;
     Ok(architecture.class())
 }
 
@@ -106,28 +116,40 @@ fn remove_left(folder: &Path) -> Result<()> {
 fn write(
     folder: &Path,
     spec: &GptSpec,
-    vocabulary: usize,
     architecture: &Architecture,
-    params: &Params,
-    tokenizer: Option<(&Vocabulary, Option<usize>)>,
+    exported: Exported<'_>,
 ) -> Result<()> {
+    let Exported {
+        vocabulary,
+        params,
+        tokenizer,
+        base,
+        dtype,
+        ..
+    } = exported;
     let end = tokenizer.and_then(|(_, end)| end);
-    if let Some((vocabulary, _)) = tokenizer {
+    let tokenizer = tokenizer.map(|(vocabulary, _)| vocabulary);
+    let mut config = config::keys_of(spec, vocabulary, end, architecture);
+    if dtype == DType::BF16 {
+        config.insert("torch_dtype".into(), "bfloat16".into());
+    }
+    if let Some(base) = &base {
+        config = base.config(config, tokenizer, end);
+    }
+    let mut files = base.map_or_else(BTreeMap::new, |base| base.files(tokenizer, end));
+    let own = tokenizer.into_iter().flat_map(Vocabulary::files);
+    files.extend(own.map(|(name, bytes)| (name, bytes.to_vec())));
+    if let Some(vocabulary) = tokenizer {
         let end = end.and_then(|end| vocabulary.special_text(end));
         let class = "PreTrainedTokenizerFast";
         let about = json!({ "tokenizer_class": class, "eos_token": end });
-        let about = format!("{about:#}\n");
-        // A tokenizer with a file of this name keeps it.
-        let has_own = vocabulary.files().any(|(name, _)| name == CHAT_FILES[0]);
-        let made = (!has_own).then_some((CHAT_FILES[0], about.as_bytes()));
-        for (name, bytes) in made.into_iter().chain(vocabulary.files()) {
-            disk::write_file(&folder.join(name), |output| output.write(bytes))?;
-        }
+        let about = || format!("{about:#}\n").into();
+        files.entry(CHAT_FILES[0]).or_insert_with(about);
     }
-    let text = config::text(spec, vocabulary, end, architecture);
-    disk::write_file(&folder.join(CONFIG_FILE), |output| {
-        output.write(text.as_bytes())
-    })?;
+    files.insert(CONFIG_FILE, format!("{:#}\n", Value::Object(config)).into());
+    for (name, bytes) in files {
+        disk::write_file(&folder.join(name), |output| output.write(&bytes))?;
+    }
     let mut tensors = Vec::new();
     let weights = params.in_order().into_iter();
     for parameter in weights.filter(|weight| !is_adapter(&weight.name)) {
@@ -150,10 +172,14 @@ fn write(
     let parts = || tensors.iter().map(|(_, _, part)| part);
     let shapes: Vec<_> = parts().map(TensorPart::shape_there).collect();
     let names = parts().map(|part| part.name.as_str());
-    let header = Header::of(names.zip(shapes.iter().map(Vec::as_slice)));
+    let mut header = Header::of(names.zip(shapes.iter().map(Vec::as_slice)));
+    if dtype == DType::BF16 {
+        header.become_bf16();
+    }
     let values = tensors.iter();
     let values = values.map(|(parameter, range, part)| -> Result<Tensor> {
-        parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))?
+        let value = parameter.with_slice(|all: &[f32]| there(&all[range.clone()], part))??;
+        Ok(value.to_dtype(dtype)?)
     });
     write_file(&folder.join(MODEL_FILE), &header, values).map(drop)
 }

@@ -60,10 +60,12 @@ impl Keys {
         Err(self.unknown(key, &got, &format!("{only}: nothing else is supported")))
     }
 
-    /// Refuses the remaining keys, except those that this program knows not to matter.
+    /// Refuses the remaining keys, except those that are known not to matter. Those that begin with
+    /// `_` are notes of transformers.
     pub(super) fn finish(&self, architecture: &Architecture) -> Result<()> {
-        let is_irrelevant =
-            |key: &str| matches!(architecture.treatment(key), Some(("irrelevant", _)));
+        let is_irrelevant = |key: &str| {
+            key.starts_with('_') || matches!(architecture.treatment(key), Some(("irrelevant", _)))
+        };
         let is_unknown = |(key, value): &(&String, &Value)| !is_irrelevant(key) && !value.is_null();
         match self.left.iter().find(is_unknown) {
             None => Ok(()),

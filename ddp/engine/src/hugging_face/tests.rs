@@ -14,7 +14,7 @@ use ddp_nn::params::Precision;
 use serde_json::{Value, json};
 
 use super::architecture::Architecture;
-use super::config::{DescribedModel, architecture_of, text};
+use super::config::{DescribedModel, architecture_of, keys_of};
 use super::names::{TensorPart, parts};
 use super::*;
 use crate::checkpoint::MODEL_FILE;
@@ -89,7 +89,8 @@ fn llama_spec() -> GptSpec {
 fn settings_follow_from_config_json_and_come_back() {
     for (config, spec) in [(gpt2(), gpt2_spec()), (llama(), llama_spec())] {
         assert_eq!(described(&config).unwrap().spec, spec);
-        let written = text(&spec, 50, None, architecture_of(&spec).unwrap());
+        let written = keys_of(&spec, 50, None, architecture_of(&spec).unwrap());
+        let written = Value::Object(written).to_string();
         assert_eq!(described(&written.parse().unwrap()).unwrap().spec, spec);
     }
     let mut before_5 = llama();
@@ -292,19 +293,32 @@ fn every_family_has_the_logits_of_transformers_and_comes_back() {
             // The tables of angles there are computed in f32, and logits are up to 10.
             assert!(apart <= 1e-5, "{name}: {apart}");
         }
-        let exported = there.join("exported");
-        export(
-            &exported,
-            &ModelSpec::from(spec.clone()),
-            61,
-            &model.params,
-            None,
-        )
-        .unwrap();
-        let (spec_again, again) = model_of(&exported);
-        assert_eq!(spec_again, spec, "{name}");
-        let values = |model: &Model| model.params.values().to_vec::<f32>().unwrap();
-        assert!(values(&model) == values(&again), "{name}");
+        for (to, base) in [("alone", None), ("of-base", Base::of(there, None).unwrap())] {
+            let exported = Exported {
+                model: &ModelSpec::from(spec.clone()),
+                vocabulary: 61,
+                params: &model.params,
+                tokenizer: None,
+                base,
+                dtype: DType::F32,
+            };
+            export(&there.join(to), exported).unwrap();
+            let (spec_again, again) = model_of(&there.join(to));
+            assert_eq!(spec_again, spec, "{name} {to}");
+            let values = |model: &Model| model.params.values().to_vec::<f32>().unwrap();
+            assert!(values(&model) == values(&again), "{name} {to}");
+        }
+        let text = fs::read_to_string(there.join("of-base").join(CONFIG_FILE)).unwrap();
+        let mut kept: Value = serde_json::from_str(&text).unwrap();
+        // The tokenizer is not known, so its tokens are not either.
+        for key in ["bos_token_id", "eos_token_id", "dtype", "torch_dtype"] {
+            kept[key] = one["config"][key].clone();
+        }
+        let mut expected = one["config"].clone();
+        for key in ["bos_token_id", "eos_token_id", "dtype", "torch_dtype"] {
+            expected[key] = one["config"][key].clone();
+        }
+        assert_eq!(kept, expected, "{name}");
     }
     for architecture in Architecture::all() {
         assert!(classes.contains(&architecture.class()), "{architecture:?}");

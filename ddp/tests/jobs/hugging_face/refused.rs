@@ -194,3 +194,75 @@ fn a_model_that_transformers_does_not_have_is_not_exported() {
     );
     assert!(!folder.path().join("there").exists());
 }
+
+/// Each command had another message, some of them about checkpoints.
+#[test]
+fn gguf_and_names_of_the_hub_are_refused_alike_everywhere() {
+    let folder = Folder::new("unread");
+    fs::create_dir(folder.path().join("q4")).unwrap();
+    for name in ["m.gguf", "q4/m.gguf"] {
+        fs::write(folder.path().join(name), "GGUF\u{3}").unwrap();
+    }
+    for (model, part) in [
+        ("m.gguf", r#"from_pretrained(".", gguf_file="m.gguf")"#),
+        ("q4", r#"from_pretrained("q4", gguf_file="m.gguf")"#),
+        (
+            "Qwen/Qwen3-0.6B",
+            "hf download Qwen/Qwen3-0.6B --local-dir FOLDER",
+        ),
+    ] {
+        for command in [
+            format!("inspect {model}"),
+            format!("chat {model}"),
+            format!("generate --checkpoint {model} --prompt x"),
+            format!("eval --checkpoint {model} --data x.txt"),
+            format!("export --format hf --checkpoint {model} to"),
+            format!("--init-from {model} --data x.txt --out out"),
+        ] {
+            let ended = folder.alone(&command).run();
+            assert!(
+                [2, 65, 74].map(Some).contains(&ended.exit_code()),
+                "{command}: {ended}"
+            );
+            assert!(ended.stderr.contains(part), "{command}: {ended}");
+        }
+    }
+}
+
+#[test]
+fn what_a_chat_lacks_is_said_before_weights_are_read() {
+    let folder = begun("chat-lacks");
+    let llama = folder.path().join("llama");
+    // A value that is refused once weights are read.
+    let mut tensors = llama_tensors();
+    tensors.get_mut("model.norm.weight").unwrap().1[0] = f32::NAN;
+    write_tensors(&llama.join("model.safetensors"), &tensors);
+    let fails = |part: &str| {
+        let ended = folder.alone("chat llama").run();
+        assert!(ended.stderr.contains(part), "{ended}");
+    };
+    fails("expected a model with a tokenizer, got one without");
+    for name in ["vocab.json", "merges.txt"] {
+        fs::write(llama.join(name), "").unwrap();
+    }
+    fails("AutoTokenizer.from_pretrained(\"llama\").save_pretrained(\"llama\")");
+    let golden = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/golden/tokenizer/tokenizer.json"
+    );
+    fs::copy(golden, llama.join("tokenizer.json")).unwrap();
+    fails("chat template");
+}
+
+#[test]
+fn a_folder_is_inspected() {
+    let folder = begun("inspected-folder");
+    let ended = folder.alone("inspect llama").run();
+    ended.assert_well();
+    for part in [
+        "LlamaForCausalLM, 1 layers of 4 columns",
+        "model.layers.0.mlp.gate_proj.weight",
+    ] {
+        assert!(ended.stdout.contains(part), "{part}: {ended}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Inspects a model file: names, shapes and dtypes of its tensors. Values are not read.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 
 use ddp_data::safetensors::{Header, TensorEntry};
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use super::sheet::{Inspected, Sheet, table};
 use crate::checkpoint::unreadable;
 use crate::error::{Error, Result};
+use crate::hugging_face::{self, ADAPTER_FILE};
 
 /// The tensors of a file.
 #[derive(Debug)]
@@ -55,6 +57,51 @@ impl FileTensors {
         let tensor = |entry: &TensorEntry| json!({ "name": entry.name, "shape": entry.shape, "dtype": entry.dtype });
         self.entries.iter().map(tensor).collect()
     }
+}
+
+/// Inspects a folder of Hugging Face: a model or an adapter, and all its files of tensors.
+pub(super) fn of_folder(path: &Path) -> Result<Inspected> {
+    let failed = || unreadable(path);
+    let entries = fs::read_dir(path).map_err(failed())?;
+    let names: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut files = names.map_err(failed())?;
+    files.retain(|file| file.extension().is_some_and(|it| it == "safetensors"));
+    files.sort();
+    let mut all = FileTensors {
+        entries: Vec::new(),
+        bytes: 0,
+    };
+    for file in &files {
+        let FileTensors { entries, bytes } = FileTensors::read(file)?;
+        all.entries.extend(entries);
+        all.bytes += bytes;
+    }
+    let kind = if path.join(ADAPTER_FILE).exists() {
+        format!("an adapter of PEFT ({ADAPTER_FILE} names its base)")
+    } else {
+        let spec = hugging_face::describe(path)?.spec;
+        format!(
+            "{}, {} layers of {} columns, {} tokens, context {}",
+            spec.export_class, spec.layers, spec.width, spec.vocab, spec.context
+        )
+    };
+    let mut sheet = Sheet::new(format!(
+        "Hugging Face folder {}, {} bytes",
+        path.display(),
+        all.bytes
+    ));
+    sheet.add("model", kind.clone());
+    sheet.add("tensors", all.table());
+    sheet.add("elements", all.elements().to_string());
+    let json = json!({
+        "kind": "folder",
+        "path": path.to_string_lossy(),
+        "model": kind,
+        "bytes": all.bytes,
+        "tensors": all.to_json(),
+        "elements": all.elements(),
+    });
+    Ok(Inspected(sheet, json, None))
 }
 
 /// Inspects the file at `path`.
