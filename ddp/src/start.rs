@@ -40,7 +40,7 @@ pub(crate) fn start(
         (StartedBy::Spawner, _) => return Ok(None),
         (StartedBy::NoLauncher, Some(_)) if !has_places => {
             let text = "--min-ranks: expected --ranks, --hosts, --hostfile, or RANK, a WORLD_SIZE \
-                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these; help: give one of these";
+                of at least 2, MASTER_ADDR and MASTER_PORT, got none of these; help: add --ranks N";
             return Err(Error::Usage(text.into()));
         }
         (StartedBy::NoLauncher, _) => None,

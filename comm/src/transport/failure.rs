@@ -383,6 +383,10 @@ fn own_frames(trace: &str) -> String {
     };
     let frames = lines[after..].windows(2).filter(is_own).take(MOST);
     let frames: Vec<String> = frames.map(|pair| pair.join("\n")).collect();
+    if frames.is_empty() {
+        // Without debug information no frame has a file.
+        return trace.to_string();
+    }
     format!("{}\n(RUST_BACKTRACE=full: all frames)", frames.join("\n"))
 }
 

@@ -170,7 +170,7 @@ impl Trained {
             ensure!(
                 normalization.fits(width),
                 "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged; \
-                 help: use another",
+                 help: use another checkpoint",
                 normalization.shift.len(),
                 normalization.scale.len()
             );

@@ -1,5 +1,5 @@
-//! What a rank has trained while others are lost and come. Start reading at `trainer.rs`, which is
-//! the time line of docs/elastic.md.
+//! What a rank has trained while others are lost and come. docs/elastic.md names the files in the
+//! order in which a loss goes through them; a rank's part begins in `trainer.rs`.
 //!
 //! After the loss of a rank, or when one comes, the ranks meet in a new world. All that they share
 //! is made anew. Each says where it stands, and all make the same plan of that

@@ -69,8 +69,8 @@ pub fn train(options: &Config, program: &mut dyn RunProgram, world: &World) -> R
 }
 
 impl Run<'_> {
-    /// Trains from the first generation of ranks, `first`, to the last. All ranks of a world do the
-    /// same together, but for `join`.
+    /// Trains from the first generation of ranks, `first`, to the last. All ranks of a world
+    /// call the same methods together, except `join`.
     fn train(mut self, first: &World, program: &mut dyn RunProgram) -> Result<()> {
         // Between two worlds too, a request to stop is not lost.
         let stops = first.catch_stop();
@@ -116,10 +116,9 @@ impl Run<'_> {
         Ok(Meet(None))
     }
 
-    /// What the loss of a rank enters and leaves: the ranks meet, agree where they continue, and
-    /// get what they lack; but a new one without slices gets its weights in `steps`. If a rank is
-    /// lost meanwhile, they do so again. In the first generation they begin. None if the run is
-    /// finished.
+    /// Called at the start and after each loss: the ranks meet, agree where they continue, and get
+    /// what they lack. A loss meanwhile repeats this. A new rank without slices gets its weights in
+    /// `steps`. None if the run is finished.
     fn recover(
         &mut self,
         mut why: Option<Meet>,

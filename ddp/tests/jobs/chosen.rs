@@ -201,6 +201,10 @@ fn a_larger_table_holds_rows_out_and_has_the_same_best_model_on_any_ranks() {
     let (one, other) = (step(&alone), step(&two));
     assert!(one.contains("the best by validation loss"), "{one}");
     assert_eq!(one, other);
+    // It once asked only the settings that were given, and these do not stop the run.
+    assert!(last < 1500, "{last}");
+    let again = alone.alone(&format!("{run} --resume auto")).run();
+    assert!(again.stderr.contains("has stopped early"), "{again}");
 }
 
 /// A run of version 0.8, which had no such settings, gains nothing when it is resumed.

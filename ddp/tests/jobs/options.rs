@@ -147,7 +147,7 @@ fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
             "{ended}"
         );
         assert!(
-            cause.contains(", first not finite: forward of layer "),
+            cause.contains(", first NaN or +∞: forward of layer "),
             "{ended}"
         );
         let named_ranks = cause.matches(", rows ").count();

@@ -181,7 +181,7 @@ const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 /// `out` (…, 1) `= Σ` of each row of `x` (…, C). 0 where C is 0.
 ///
-/// Backward: each element of a row of `dx` is that of `dout`: a chain.
+/// Backward: every element of a row of `dx` is that row's number in `dout`; a chain broadcasts it.
 #[track_caller]
 pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
     let dims = x.shape().dims();
@@ -221,7 +221,7 @@ pub fn row_sum_into(out: &Tensor, x: &Tensor) -> Result<()> {
 /// `out` (C) `= Σ` of the rows of `x` (…, C), or added to what is there with `accumulate`.
 /// `out` may be f32 where `x` is bf16.
 ///
-/// Backward: each row of `dx` is `dout`: a chain.
+/// Backward: every row of `dx` is `dout`; a chain broadcasts it.
 #[track_caller]
 pub fn column_sum_into(out: &Tensor, x: &Tensor, accumulate: bool) -> Result<()> {
     let columns = x.shape().dims().last().copied();

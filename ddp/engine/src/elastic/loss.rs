@@ -1,5 +1,5 @@
-//! Which errors are the loss of a rank, after which the others continue, and which end a process
-//! alone.
+//! Which errors are the loss of a rank, after which the others continue, and which end only
+//! this process.
 
 use ddp_comm::World;
 use ddp_kernels::stream::Stream;

@@ -73,7 +73,8 @@ impl TrainedModel {
         let stages = stages.collect::<Result<Vec<_>>>()?;
         let squares = match &stages[..] {
             [] => {
-                let text = "parts of a step: expected at least one, got none; help: give one";
+                let text =
+                    "parts of a step: expected at least one, got none; help: give the model a part";
                 return Err(Error::Usage(text.into()));
             }
             [_] => None,

@@ -69,7 +69,8 @@ fn bad_rows(
     let first = Rc::<RefCell<Option<String>>>::default();
     let seen = first.clone();
     let observer: Observer = Box::new(move |name, value| {
-        if seen.borrow().is_none() && is_bad(value)? {
+        // A value that cannot be copied must not hide the error.
+        if seen.borrow().is_none() && is_bad(value).unwrap_or(false) {
             *seen.borrow_mut() = Some(name);
         }
         Ok(())
@@ -86,12 +87,12 @@ fn bad_rows(
     };
     let mut named = named_rows(&losses, loader.rows(), &why);
     if let (Some(first), false) = (first.take(), named.is_empty()) {
-        named += &format!(", first not finite: {first}");
+        named += &format!(", first NaN or +∞: {first}");
     }
     Ok(named)
 }
 
-/// Whether a value has NaN or ∞. Masks of attention have −∞.
+/// Whether a value has NaN or +∞. Masks of attention have −∞.
 fn is_bad(value: &Tensor) -> ddp_kernels::Result<bool> {
     if !value.dtype().is_float() {
         return Ok(false);

@@ -117,8 +117,8 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     Ok(opened)
 }
 
-/// Whether the run can resume from `opened`: what `override` allowed, and whether nothing is left
-/// to do. All ranks call it together.
+/// Refuses a checkpoint that the run cannot resume from. Returns what `override` allowed, and
+/// whether nothing is left to do. All ranks call it together.
 pub(super) fn check(
     options: &Config,
     plan: &Plan,

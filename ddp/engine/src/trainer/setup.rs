@@ -33,7 +33,7 @@ use crate::model::data_shape;
 use crate::setting::{DEVICE, STOP_AFTER};
 use crate::step::gradient_group;
 
-/// A run as the ranks of a generation have agreed on it, before its folder is opened.
+/// A run as the ranks of one generation have agreed on it.
 pub(super) struct AgreedRun {
     /// The checkpoint that the run resumes from.
     pub(super) resumed: Option<Opened>,
@@ -59,7 +59,7 @@ pub(super) struct AgreedRun {
     pub(super) settled: Config,
     /// The same, with what `memory` chose.
     pub(super) options: Config,
-    /// How many the model has.
+    /// The number of the model's parameters.
     pub(super) parameters: u64,
     /// On rank 0, once it is built.
     pub(super) sample: Option<Sample>,
@@ -67,11 +67,11 @@ pub(super) struct AgreedRun {
     pub(super) kept_bytes: Option<usize>,
 }
 
-/// What steps and evaluations need besides: the group of all ranks, batches, held-out rows.
-pub(super) type Rows = (Group, Loader, InOrder);
+/// What steps and evaluations read: the group of all ranks, batches, held-out rows.
+pub(super) type StepInputs = (Group, Loader, InOrder);
 
 /// A run that can train, and its metrics log, if there is one.
-pub(super) type Ready = (AgreedRun, Rows, Option<LockedLog>);
+pub(super) type Ready = (AgreedRun, StepInputs, Option<LockedLog>);
 
 /// What rank 0 prints at the first and the second Ctrl-C while the run is set up.
 const ON_EARLY_INTERRUPT: [&str; 2] = [
@@ -114,7 +114,7 @@ impl Run<'_> {
         // The folder is changed only when no rank can end the job any more.
         world.barrier()?;
         if rows.is_none() {
-            run.say_finished(&self.chosen(), program, world);
+            run.say_finished(program, world);
         }
         Ok(rows.map(|rows| (run, rows, locked)))
     }
@@ -128,7 +128,7 @@ impl Run<'_> {
         world: &World,
         parameters_max: u64,
         continued: Option<&Regroup>,
-    ) -> Result<(AgreedRun, Option<Rows>)> {
+    ) -> Result<(AgreedRun, Option<StepInputs>)> {
         let trains = parameters_max == u64::MAX;
         let mut run = self.open(program, world, continued, trains)?;
         let builds = !run.is_finished && run.parameters <= parameters_max;
@@ -188,7 +188,11 @@ impl Run<'_> {
             }
         }
         let shape = data_shape(data.train.spec());
-        let parameters = options.model.parameter_count(&shape)?;
+        let parameters = if is_finished {
+            0
+        } else {
+            options.model.parameter_count(&shape)?
+        };
         Ok(AgreedRun {
             resumed,
             overridden,
@@ -259,7 +263,7 @@ impl Run<'_> {
         program: &dyn RunProgram,
         world: &World,
         continued: Option<&Regroup>,
-    ) -> Result<Rows> {
+    ) -> Result<StepInputs> {
         let (options, data, devices) = (&run.options, &run.data, &run.devices);
         // Weights are used three times a row, if nothing else is known.
         let of_a_row = options.model.flop_of_a_row(&data_shape(data.train.spec()));
@@ -330,11 +334,12 @@ impl AgreedRun {
     }
 
     /// Says why nothing is left to do, and makes the report if it is missing.
-    fn say_finished(&self, options: &Config, program: &dyn RunProgram, world: &World) {
+    fn say_finished(&self, program: &dyn RunProgram, world: &World) {
         let Some(Opened { state, .. }) = &self.resumed else {
             return;
         };
-        let (out, step) = (options.out.display(), state.step);
+        let (options, step) = (&self.settled, state.step);
+        let out = options.out.display();
         let what = if step < state.schedule.steps && options.has_stopped_early(&state.progress) {
             format!("stopped early; help: a larger {STOP_AFTER} continues it")
         } else {

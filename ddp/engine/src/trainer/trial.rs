@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::planned::{self, ModelBytes, StepBytes};
 use super::program::RunProgram;
 use super::run::Run;
-use super::setup::{AgreedRun, Rows};
+use super::setup::{AgreedRun, StepInputs};
 use crate::config::{Config, Resume};
 use crate::devices::is_simulated;
 use crate::elastic::run::RankRun;
@@ -220,7 +220,7 @@ fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
 /// about a second, the same number on all ranks, and returns their times.
 fn trial(
     run: &AgreedRun,
-    (main, mut loader, mut held_out): Rows,
+    (main, mut loader, mut held_out): StepInputs,
     step: &mut Step,
     world: &World,
 ) -> Result<Option<TimedTrial>> {

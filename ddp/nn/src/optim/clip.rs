@@ -52,7 +52,7 @@ impl Clip {
     pub fn of_slices(max_norm: f64, params: &Params, ranges: &[Range<usize>]) -> Result<Clip> {
         if !(0.0..f64::INFINITY).contains(&max_norm) {
             return Err(Error::Usage(format!(
-                "the norm to clip at: expected 0 (off) or more, got {max_norm}; help: give another"
+                "the norm to clip at: expected 0 (off) or more, got {max_norm}; help: 1 is usual"
             )));
         }
         let slice = |range: &Range<usize>| -> Result<NormSlice> {

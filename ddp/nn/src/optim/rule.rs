@@ -165,7 +165,7 @@ pub(super) fn check_range(name: &str, value: f64, end: f64) -> Result<()> {
         String::new()
     };
     Err(Error::Usage(format!(
-        "{name}: expected 0 or more{below}, got {value}; help: give another"
+        "{name}: expected 0 or more{below}, got {value}; help: give a number in that range"
     )))
 }
 

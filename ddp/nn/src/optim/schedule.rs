@@ -62,7 +62,7 @@ impl Schedule {
     ) -> Result<Schedule> {
         let problem = if !(0.0..f64::INFINITY).contains(&peak) {
             format!(
-                "learning rate: expected a finite number, 0 or more, got {peak}; help: give another"
+                "learning rate: expected a finite number, 0 or more, got {peak}; help: 0.001 is usual"
             )
         } else if !(0.0..=peak).contains(&minimum) {
             format!(

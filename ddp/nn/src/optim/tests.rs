@@ -238,7 +238,7 @@ fn constants_that_cannot_be_are_refused_by_name() {
         .to_string();
     assert_eq!(
         error,
-        "the norm to clip at: expected 0 (off) or more, got -1; help: give another"
+        "the norm to clip at: expected 0 (off) or more, got -1; help: 1 is usual"
     );
     let error = Optimizer::new(Rule::adamw(), &params(DType::F32, &|_| false)).unwrap();
     let mut optimizer = error;

@@ -52,14 +52,15 @@ impl Claims {
         let bytes = bytes.ok_or_else(|| {
             let log = log.display();
             Error::Data(format!(
-                "{log}: expected at most {LOG_BYTES_MAX} bytes, got more; help: {help}"
+                "{log}: expected at most {LOG_BYTES_MAX} bytes, got more; help: verify a shorter run"
             ))
         })?;
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
         if lines > LINES_MAX {
             let log = log.display();
-            let text =
-                format!("{log}: expected at most {LINES_MAX} lines, got {lines}; help: {help}");
+            let text = format!(
+                "{log}: expected at most {LINES_MAX} lines, got {lines}; help: verify a shorter run"
+            );
             return Err(Error::Data(text));
         }
         let head = head_of(&bytes[..], None).map_err(Error::io("read", &log, help))?;

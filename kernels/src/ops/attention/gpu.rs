@@ -49,7 +49,7 @@ static PLAIN_256: Kernels = Kernels {
     backward: &["attention_dq_256", "attention_dk_256", "attention_dv_256"],
     ..PLAIN_64
 };
-/// Those on tensor cores whose names end so.
+/// The kernels on tensor cores whose names end with `$end`.
 macro_rules! tensor {
     ($rows:expr, $shared_bytes:expr, $end:literal) => {
         Kernels {
