@@ -93,7 +93,7 @@ impl Base {
                 let long = || {
                     refuse(
                         &path,
-                        format!("expected at most {BYTES_MAX} bytes, got more"),
+                        format!("expected at most {BYTES_MAX} bytes, got more; help: remove it"),
                     )
                 };
                 files.insert(name, bytes.ok_or_else(long)?);
