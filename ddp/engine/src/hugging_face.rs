@@ -4,7 +4,8 @@
 //! `architecture.rs` reads the tables of keys and names of each class, keys.txt first; `config.rs`
 //! and `special.rs` read and write settings by them, and `names.rs` says which tensors there make
 //! which parameter here. `folder.rs` finds tensors in files, `load.rs` and `export.rs` move the
-//! values, and `base.rs` what training did not change. Settings that this program does not support are refused by name, never ignored.
+//! values, and `base.rs` what training did not change. Settings that this program does not support
+//! are refused by name, never ignored.
 
 mod architecture;
 mod base;

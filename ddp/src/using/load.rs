@@ -327,7 +327,8 @@ fn precision(dtype: FloatType) -> Precision {
 }
 
 /// The transformer of the checkpoint that `path` means, on the CPU and without gradients, in the
-/// checkpoint's precision unless another is given. `first` is what may fail before weights are read.
+/// checkpoint's precision unless another is given. `first` is what may fail before weights are
+/// read.
 pub(crate) fn on_cpu<T>(
     path: &Path,
     settings: &Taken,

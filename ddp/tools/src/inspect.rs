@@ -1,5 +1,5 @@
-//! `ddp-train inspect`: the contents of a checkpoint, a model's file or folder or a run's folder, and
-//! whether they are intact.
+//! `ddp-train inspect`: the contents of a checkpoint, a model's file or folder, or a run's folder,
+//! and whether they are intact.
 //!
 //! Each kind has a file, which makes a sheet for people and JSON. Damage is printed with the rest,
 //! and is also the error at the end.

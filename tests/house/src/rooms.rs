@@ -90,7 +90,7 @@ const LIBRARIES: [&str; 7] = [
 ];
 
 /// Flags of other programs that libraries may name, and a variable of the report's style.
-const OTHERS_FLAGS: [&str; 15] = [
+const OTHERS_FLAGS: [&str; 16] = [
     "--bind-to",
     "--cpu-bind",
     "--cpus-per-task",
@@ -99,6 +99,7 @@ const OTHERS_FLAGS: [&str; 15] = [
     "--gpu-architecture",
     "--gpus",
     "--ipc",
+    "--local-dir",
     "--mpi",
     "--pid",
     "--release",

@@ -12,7 +12,6 @@ use super::config::{DescribedModel, describe, keys_of};
 use super::keys::Keys;
 use super::{CONFIG_FILE, is_folder};
 use crate::checkpoint::{self, refuse, unreadable};
-use crate::config::Config;
 use crate::error::Result;
 
 /// The other files of tokenizers.
@@ -176,7 +175,7 @@ fn origin(init_from: &Path) -> Option<PathBuf> {
             return Some(folder);
         }
         let opened = checkpoint::open(&folder).ok()?;
-        folder = Config::of_checkpoint(&opened).ok()?.init_from?;
+        folder = opened.state.config.get("init-from")?.as_str()?.into();
     }
     None
 }
