@@ -310,13 +310,16 @@ fn every_family_has_the_logits_of_transformers_and_comes_back() {
         }
         let text = fs::read_to_string(there.join("of-base").join(CONFIG_FILE)).unwrap();
         let mut kept: Value = serde_json::from_str(&text).unwrap();
-        // The tokenizer is not known, so its tokens are not either.
-        for key in ["bos_token_id", "eos_token_id", "dtype", "torch_dtype"] {
-            kept[key] = one["config"][key].clone();
-        }
         let mut expected = one["config"].clone();
-        for key in ["bos_token_id", "eos_token_id", "dtype", "torch_dtype"] {
-            expected[key] = one["config"][key].clone();
+        // The tokenizer is not known, so its tokens are not either; a model may see fewer tokens.
+        for key in [
+            "bos_token_id",
+            "eos_token_id",
+            "dtype",
+            "torch_dtype",
+            "n_positions",
+        ] {
+            (kept[key], expected[key]) = (Value::Null, Value::Null);
         }
         assert_eq!(kept, expected, "{name}");
     }

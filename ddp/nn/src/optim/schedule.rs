@@ -292,16 +292,16 @@ mod tests {
         };
         assert_eq!(
             error(-1.0, 0.0, 0, 1),
-            "learning rate: expected a finite number, 0 or more, got -1"
+            "learning rate: expected a finite number, 0 or more, got -1; help: 0.001 is usual"
         );
         assert!(error(f64::NAN, 0.0, 0, 1).contains("got NaN"));
         assert_eq!(
             error(0.1, 0.2, 0, 1),
-            "lowest learning rate: expected 0 up to the learning rate, 0.1, got 0.2"
+            "lowest learning rate: expected 0 up to the learning rate, 0.1, got 0.2; help: lower it"
         );
         assert_eq!(
             error(0.1, 0.0, 6, 5),
-            "warm-up steps: expected at most all steps, 5, got 6"
+            "warm-up steps: expected at most all steps, 5, got 6; help: give fewer"
         );
         let error = "cosin".parse::<ScheduleShape>().unwrap_err();
         assert!(error.contains("constant, linear, cosine, wsd"), "{error}");
