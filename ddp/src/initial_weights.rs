@@ -55,7 +55,7 @@ impl InitialWeights {
         let is_file = path
             .extension()
             .is_some_and(|ending| ending == "safetensors");
-        if let (false, Some(source)) = (is_file, missing) {
+        if let (false, Some(_), Some(source)) = (is_file, path.to_str(), missing) {
             let help = hugging_face::help_for_unread(path);
             let help = help.unwrap_or(
                 "there is no such folder; a model of the hub is downloaded with hf download NAME \

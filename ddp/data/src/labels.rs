@@ -338,8 +338,8 @@ impl Labels {
                 });
                 let names = some_of(10, names).unwrap_or_default();
                 format!(
-                    "{place}: expected one of the {} classes that the model was trained on, got {label}; help: \
-                     correct it, or remove the row: the classes are {names}",
+                    "{place}: expected one of the {} classes that the model was trained on, got {label}; the classes \
+                     are {names}; help: correct it, or remove the row",
                     known.count()
                 )
             }
