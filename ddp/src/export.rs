@@ -22,7 +22,7 @@ Examples:
 
   ddp-train export --format hf --checkpoint out --merge exported
 
-Models of the family gpt become the class of transformers that they came from, or that has their settings (docs/fine-tuning.md); others are refused. A run with --lora becomes an \
+Models of the family gpt become the class of transformers that they came from, or that has their settings (docs/fine-tuning.md); others are refused. A run with --lora becomes a \
 PEFT adapter, or with --merge a whole model.";
 
 /// The flags of `export`.
@@ -86,14 +86,16 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
         }
         (None, _) => {}
     }
+    // That of a folder of others is a guess.
+    let end = state.end_of_text().filter(|_| !opened.is_foreign());
     let base = config.init_from.as_deref();
-    let base = base.map(|base| Base::of(base, tokenizer.as_ref()));
+    let base = base.and_then(|base| Base::of(base, tokenizer.as_ref()));
     let exported = Exported {
         model: spec,
         vocabulary,
         params,
-        tokenizer: tokenizer.as_ref().map(|known| (known, state.end_of_text())),
-        base: base.transpose()?.flatten(),
+        tokenizer: tokenizer.as_ref().map(|known| (known, end)),
+        base,
         dtype: flags.dtype.dtype(),
     };
     let class = hugging_face::export(&flags.folder, exported)?;

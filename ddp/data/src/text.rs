@@ -30,7 +30,7 @@ use self::folder::Folder;
 pub use self::folder::Side;
 pub(crate) use self::folder::check_whole;
 pub use self::tokenizer::{
-    CHAT_FILES, Encoder, TOKENIZER_FILE, TextStream, Vocabulary, help_to_make_tokenizer,
+    CHAT_FILES, Encoder, TOKENIZER_FILE, TextStream, Vocabulary, check_link, help_to_make_tokenizer,
 };
 use crate::error::{Error, Result, ensure};
 use crate::files::io::reading;

@@ -47,14 +47,15 @@ fn no_base(got: &Path) -> Result<()> {
 fn checkpoint_of(path: &Path) -> Result<Chosen> {
     let unread = hugging_face::help_for_unread(path);
     let help = "give --checkpoint the folder of a run (its --out) or of one of its checkpoints";
-    let help = unread.clone().unwrap_or(help.into());
+    let all = [Some(help.to_string()), unread.clone()];
+    let help = all.into_iter().flatten().collect::<Vec<_>>().join("; ");
     let about = fs::metadata(path).map_err(Error::io("read", path, help))?;
-    if let Some(help) = unread {
+    let refuse_unread = |help: String| {
         let expected = "the folder of a checkpoint or run, or of Hugging Face";
-        return Err(refuse("--checkpoint", path.display(), expected, &help));
-    }
+        refuse("--checkpoint", path.display(), expected, &help)
+    };
     if about.is_file() {
-        return of_file(path);
+        return unread.map_or_else(|| of_file(path), |help| Err(refuse_unread(help)));
     }
     if is_checkpoint(path) {
         return named(path);
@@ -63,6 +64,7 @@ fn checkpoint_of(path: &Path) -> Result<Chosen> {
     match path.parent() {
         _ if path.join(CHECKPOINTS).is_dir() => checkpoint::best(path),
         Some(out) if name == CHECKPOINTS => checkpoint::best(out),
+        _ if unread.is_some() => Err(refuse_unread(unread.unwrap_or_default())),
         _ => Err(Error::Data(format!(
             "{}: expected the folder of a run or of a checkpoint, got one with neither \
              {CHECKPOINTS}/ nor {MODEL_FILE} in it; help: give --checkpoint the --out of a run",

@@ -47,6 +47,25 @@ pub fn help_to_make_tokenizer(folder: &Path) -> Option<String> {
     })
 }
 
+/// Refuses a link out of its folder, except to the cache of the hub: such files are copied into
+/// exports, and the author of a folder must not choose files of this machine for them.
+pub fn check_link(path: &Path) -> Result<(), String> {
+    let folder = path.parent().and_then(|it| it.canonicalize().ok());
+    let there = path.canonicalize().ok();
+    let there = there.as_deref().and_then(Path::parent);
+    // A snapshot of the hub is `snapshots/HASH`, beside `blobs`.
+    let cache = folder.as_deref().and_then(|it| it.parent()?.parent());
+    let is_blob = there.is_some() && there == cache.map(|it| it.join("blobs")).as_deref();
+    if there == folder.as_deref() || is_blob {
+        return Ok(());
+    }
+    Err(
+        "expected a file of the model, got a link to another folder; help: copy the file here if \
+         it belongs to the model"
+            .into(),
+    )
+}
+
 /// The tokens of a tokenizer.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
@@ -115,6 +134,7 @@ impl Vocabulary {
         for name in CHAT_FILES {
             let path = &path.with_file_name(name);
             if path.is_file() {
+                check_link(path).map_err(|why| refuse(path, why))?;
                 let bytes = read_up_to(path, CHAT_BYTES_MAX).map_err(reading(path))?;
                 let long = || {
                     format!(

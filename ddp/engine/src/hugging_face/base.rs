@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use ddp_data::text::{CHAT_FILES, TOKENIZER_FILE, Vocabulary};
+use ddp_data::text::{CHAT_FILES, TOKENIZER_FILE, Vocabulary, check_link};
 use ddp_kernels::files::read_up_to;
 use serde_json::{Map, Value};
 
 use super::config::{DescribedModel, describe, keys_of};
 use super::keys::Keys;
 use super::{CONFIG_FILE, is_folder};
-use crate::checkpoint::{self, refuse, unreadable};
+use crate::checkpoint::{STATE_FILE, State, refuse, unreadable};
 use crate::error::Result;
 
 /// The other files of tokenizers.
@@ -42,68 +42,63 @@ pub struct Base {
 }
 
 impl Base {
-    /// That of a run which started from `init_from`, and whose data have this tokenizer. Warns
-    /// about what an export will lack.
-    pub fn of(init_from: &Path, tokenizer: Option<&Vocabulary>) -> Result<Option<Base>> {
-        let Some(folder) = &origin(init_from) else {
+    /// That of a run which started from `init_from`, and whose data have this tokenizer; None if
+    /// the run did not start from a Hugging Face folder. Warns about what an export will lack.
+    pub fn of(init_from: &Path, tokenizer: Option<&Vocabulary>) -> Option<Base> {
+        let read = origin(init_from).and_then(|folder| match folder {
+            Some(folder) => Base::read(&folder, tokenizer).map(Some),
+            None => Ok(None),
+        });
+        read.unwrap_or_else(|error| {
             tracing::warn!(
-                "the export has neither the chat template nor the keys of config.json of the \
-                 model that the run started from: {} is no Hugging Face folder (any more); help: \
-                 put it back, or copy what you need from it",
-                init_from.display()
+                "the export lacks what it would take from the model that the run started from, \
+                 such as the chat template and keys of config.json: {error}"
             );
-            return Ok(None);
+            None
+        })
+    }
+
+    fn read(folder: &Path, tokenizer: Option<&Vocabulary>) -> Result<Base> {
+        let mut base = Base {
+            described: describe(folder)?,
+            config: Keys::read(&folder.join(CONFIG_FILE))?.left,
+            files: None,
+            ends: Vec::new(),
         };
-        let (described, config) = (
-            describe(folder)?,
-            Keys::read(&folder.join(CONFIG_FILE))?.left,
-        );
+        // It names code, which is not exported.
+        base.config.remove("auto_map");
         let path = folder.join(TOKENIZER_FILE);
-        let there = path
-            .is_file()
-            .then(|| Vocabulary::read(&path))
-            .transpose()?;
-        let there = there.filter(|there| tokenizer.is_some_and(|here| here.hash == there.hash));
-        let Some(there) = there else {
+        let there = tokenizer.filter(|_| path.is_file());
+        let there = there.map(|_| Vocabulary::read(&path)).transpose()?;
+        let both = there.zip(tokenizer);
+        let Some((there, here)) = both.filter(|(there, here)| there.hash == here.hash) else {
             tracing::warn!(
-                "the export lacks the chat template, generation_config.json and the end tokens of \
-                 {}: the data were not tokenized with its tokenizer.json; help: copy them from \
-                 there if they fit the tokens that were trained on",
+                "the export takes neither chat template, generation_config.json nor end tokens \
+                 from {}: the data were not tokenized with its tokenizer.json; help: copy them \
+                 from there if they fit the tokens that were trained on",
                 folder.display()
             );
-            return Ok(Some(Base {
-                described,
-                config,
-                files: None,
-                ends: Vec::new(),
-            }));
+            return Ok(base);
         };
-        let mut ends: Vec<u64> = there.ends().into_iter().map(u64::from).collect();
-        match &config.get(END) {
-            Some(Value::Array(all)) => ends.extend(all.iter().filter_map(Value::as_u64)),
-            one => ends.extend(one.and_then(Value::as_u64)),
+        base.ends = there.ends().into_iter().map(u64::from).collect();
+        match &base.config.get(END) {
+            Some(Value::Array(all)) => base.ends.extend(all.iter().filter_map(Value::as_u64)),
+            one => base.ends.extend(one.and_then(Value::as_u64)),
         }
         let own = there.files().map(|(name, bytes)| (name, bytes.to_vec()));
         let mut files: BTreeMap<_, _> = own.collect();
+        // Other forms of the same tokenizer.
         for name in TOKENIZER_FILES {
             let path = folder.join(name);
-            if path.is_file() {
+            if there.file == here.file && path.is_file() {
+                check_link(&path).map_err(|why| refuse(&path, why))?;
                 let bytes = read_up_to(&path, BYTES_MAX).map_err(unreadable(&path))?;
-                let long = || {
-                    refuse(
-                        &path,
-                        format!("expected at most {BYTES_MAX} bytes, got more; help: remove it"),
-                    )
-                };
-                files.insert(name, bytes.ok_or_else(long)?);
+                let long = format!("expected at most {BYTES_MAX} bytes, got more; help: remove it");
+                files.insert(name, bytes.ok_or_else(|| refuse(&path, long))?);
             }
         }
-        Ok(Some(Base {
-            described,
-            config,
-            files: Some(files),
-            ends,
-        }))
+        base.files = Some(files);
+        Ok(base)
     }
 
     /// Whether the model still ends texts as the base does: not if it learnt from conversations
@@ -114,7 +109,7 @@ impl Base {
         self.files.is_some() && (!has_own || end.is_none_or(is_known))
     }
 
-    /// Its files of the tokenizer, for those that the run's data lack.
+    /// Its files of the tokenizer, replaced by those of the run's data.
     pub(super) fn files(
         self,
         tokenizer: Option<&Vocabulary>,
@@ -123,11 +118,20 @@ impl Base {
         let keeps_ends = self.keeps_ends(tokenizer, end);
         let mut files = self.files.unwrap_or_default();
         let [config, template, generation] = CHAT_FILES;
-        if tokenizer.is_some_and(|it| !it.chat_files.is_empty()) {
+        let Some(own) = tokenizer else {
+            return files;
+        };
+        if [config, template]
+            .iter()
+            .any(|it| own.chat_files.contains_key(it))
+        {
             // A template may be in either.
             files.retain(|name, _| ![config, template].contains(name));
         }
-        if !keeps_ends {
+        files.extend(own.files().map(|(name, bytes)| (name, bytes.to_vec())));
+        let ends = own.ends();
+        if !keeps_ends && end.is_some_and(|end| !ends.contains(&(end as u32))) {
+            // The data's file may be the base's, too.
             files.remove(generation);
         }
         files
@@ -167,15 +171,24 @@ impl Base {
     }
 }
 
-/// The Hugging Face folder from which a run started, if need be by way of other runs.
-fn origin(init_from: &Path) -> Option<PathBuf> {
+/// The Hugging Face folder from which a run started, if need be by way of other runs; None if the
+/// first one started from nothing, or from a file.
+fn origin(init_from: &Path) -> Result<Option<PathBuf>> {
     let mut folder = init_from.to_path_buf();
     for _ in 0..RUNS_MAX {
         if is_folder(&folder) {
-            return Some(folder);
+            return Ok(Some(folder));
         }
-        let opened = checkpoint::open(&folder).ok()?;
-        folder = opened.state.config.get("init-from")?.as_str()?.into();
+        if folder.is_file() {
+            return Ok(None);
+        }
+        let path = folder.join(STATE_FILE);
+        let bytes = read_up_to(&path, BYTES_MAX).map_err(unreadable(&path))?;
+        let state = State::parse(&bytes.unwrap_or_default()).map_err(|why| refuse(&path, why))?;
+        match state.config.get("init-from").and_then(Value::as_str) {
+            Some(before) => folder = before.into(),
+            None => return Ok(None),
+        }
     }
-    None
+    Ok(None)
 }

@@ -1,6 +1,5 @@
 //! Writes a model as a folder that transformers loads.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -136,9 +135,13 @@ fn write(
     if let Some(base) = &base {
         config = base.config(config, tokenizer, end);
     }
-    let mut files = base.map_or_else(BTreeMap::new, |base| base.files(tokenizer, end));
-    let own = tokenizer.into_iter().flat_map(Vocabulary::files);
-    files.extend(own.map(|(name, bytes)| (name, bytes.to_vec())));
+    let mut files = match base {
+        Some(base) => base.files(tokenizer, end),
+        None => {
+            let own = tokenizer.into_iter().flat_map(Vocabulary::files);
+            own.map(|(name, bytes)| (name, bytes.to_vec())).collect()
+        }
+    };
     if let Some(vocabulary) = tokenizer {
         let end = end.and_then(|end| vocabulary.special_text(end));
         let class = "PreTrainedTokenizerFast";

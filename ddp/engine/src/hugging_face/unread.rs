@@ -10,7 +10,7 @@ pub fn help_for_unread(path: &Path) -> Option<String> {
         let parts = (file.parent(), file.file_name());
         let (folder, name) = (parts.0?.display(), parts.1?.to_string_lossy());
         return Some(format!(
-            "GGUF is not read: download the model's .safetensors, or convert it in Python: for kind \
+            "GGUF is not read: download the model's .safetensors, or convert it in Python, with import transformers: for kind \
              in transformers.AutoModelForCausalLM, transformers.AutoTokenizer: \
              kind.from_pretrained({:?}, gguf_file={name:?}).save_pretrained(\"converted\")",
             if file.parent()? == Path::new("") {
@@ -46,9 +46,8 @@ fn gguf(path: &Path) -> Option<PathBuf> {
     }
     let files = fs::read_dir(path).ok()?.flatten().map(|entry| entry.path());
     let ends = |file: &PathBuf, ending: &str| file.extension().is_some_and(|it| it == ending);
-    let mut files: Vec<PathBuf> = files
-        .filter(|it| ends(it, "gguf") || ends(it, "safetensors"))
-        .collect();
-    files.sort();
-    files.into_iter().next().filter(|file| ends(file, "gguf"))
+    let files: Vec<PathBuf> = files.collect();
+    let is_other = files.iter().any(|file| ends(file, "safetensors"));
+    let all = files.into_iter().filter(|file| ends(file, "gguf"));
+    all.min().filter(|_| !is_other)
 }

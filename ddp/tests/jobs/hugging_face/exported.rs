@@ -1,6 +1,7 @@
 //! What a run from a Hugging Face folder did not change comes back from that folder.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use serde_json::{Value, json};
 
@@ -110,11 +111,64 @@ fn continued_pretraining_keeps_the_template_the_end_tokens_and_the_keys_of_its_b
     fs::rename(folder.path().join("base"), folder.path().join("moved")).unwrap();
     let ended = well(&folder, "export --format hf --checkpoint tuned without");
     assert!(
-        ended
-            .stderr
-            .contains("neither the chat template nor the keys"),
+        ended.stderr.contains("the export lacks what it would take"),
         "{ended}"
     );
+}
+
+/// A folder from elsewhere must not choose files of this machine for an export.
+#[test]
+fn an_export_takes_no_file_that_a_base_links_to_except_from_the_cache_of_the_hub() {
+    let folder = with_base("exported-links");
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir_all(path("hub/snapshots")).unwrap();
+    fs::create_dir_all(path("hub/blobs")).unwrap();
+    fs::rename(path("base"), path("hub/snapshots/1")).unwrap();
+    well(
+        &folder,
+        &format!("{DATA} 2 --init-from hub/snapshots/1 --out tuned"),
+    );
+    fs::write(path("secret"), "a key").unwrap();
+    let link = |to: &str, name: &str| {
+        let file = path("hub/snapshots/1").join(name);
+        let _ = fs::remove_file(&file);
+        symlink(path(to), file).unwrap();
+    };
+    for name in FILES {
+        let file = path("hub/snapshots/1").join(name);
+        fs::rename(file, path("hub/blobs").join(name)).unwrap();
+        link(&format!("hub/blobs/{name}"), name);
+    }
+    well(&folder, "export --format hf --checkpoint tuned cached");
+    for name in FILES {
+        assert!(path("cached").join(name).is_file(), "{name}");
+    }
+    for (at, name) in FILES
+        .iter()
+        .enumerate()
+        .filter(|(_, name)| **name != "tokenizer.json")
+    {
+        link("secret", name);
+        let to = format!("stolen-{at}");
+        let ended = well(
+            &folder,
+            &format!("export --format hf --checkpoint tuned {to}"),
+        );
+        assert!(
+            ended.stderr.contains(name) && ended.stderr.contains("got a link"),
+            "{ended}"
+        );
+        let read = |file: &str| fs::read(path(&to).join(file)).unwrap_or_default();
+        assert!(FILES.iter().all(|file| read(file) != b"a key"), "{name}");
+        link(&format!("hub/blobs/{name}"), name);
+    }
+    // Nor where it is copied into checkpoints.
+    link("secret", "generation_config.json");
+    let chats = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}\n";
+    fs::write(path("chats.jsonl"), chats).unwrap();
+    let words = "show-tokens chats.jsonl --tokenizer hub/snapshots/1 --context 16";
+    let ended = folder.alone(words).run();
+    assert!(ended.stderr.contains("got a link"), "{ended}");
 }
 
 /// Tokens of another tokenizer, or of an unknown one, have other ends and another template.
@@ -124,7 +178,10 @@ fn an_export_of_tokens_from_elsewhere_says_what_it_lacks() {
     fs::remove_file(folder.path().join("books/tokenizer.json")).unwrap();
     well(&folder, &format!("{DATA} 2 --init-from base --out tuned"));
     let ended = well(&folder, "export --format hf --checkpoint tuned hf");
-    assert!(ended.stderr.contains("lacks the chat template"), "{ended}");
+    assert!(
+        ended.stderr.contains("takes neither chat template"),
+        "{ended}"
+    );
     assert!(!folder.path().join("hf/chat_template.jinja").exists());
     let config = config_of(&folder, "hf");
     assert_eq!(config["initializer_range"], json!(0.041));

@@ -1,10 +1,11 @@
 //! Inspects a model file: names, shapes and dtypes of its tensors. Values are not read.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 
 use ddp_data::safetensors::{Header, TensorEntry};
+use ddp_kernels::files::open_ordinary;
 use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, table};
@@ -23,7 +24,7 @@ impl FileTensors {
     /// Reads the header of the file at `path`, checked against its size.
     pub(super) fn read(path: &Path) -> Result<FileTensors> {
         let failed = || unreadable(path);
-        let mut file = File::open(path).map_err(failed())?;
+        let mut file = open_ordinary(path).map_err(failed())?;
         let bytes = file.metadata().map_err(failed())?.len();
         let header = Header::read(&mut file, bytes).map_err(failed())?;
         let header = header.map_err(|why| Error::Data(format!("{}: {why}", path.display())))?;
@@ -65,7 +66,12 @@ pub(super) fn of_folder(path: &Path) -> Result<Inspected> {
     let entries = fs::read_dir(path).map_err(failed())?;
     let names: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
     let mut files = names.map_err(failed())?;
-    files.retain(|file| file.extension().is_some_and(|it| it == "safetensors"));
+    // Not another form of the same model, such as consolidated.safetensors.
+    files.retain(|file| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let is_model = name.starts_with("model") || name.starts_with("adapter_model");
+        is_model && name.ends_with(".safetensors")
+    });
     files.sort();
     let mut all = FileTensors {
         entries: Vec::new(),
