@@ -86,7 +86,7 @@ pub(crate) fn export(flags: &ExportFlags, say: Say<'_>) -> Result<()> {
         }
         (None, _) => {}
     }
-    // That of a folder of others is a guess.
+    // Of a foreign folder the end token is only a guess.
     let end = state.end_of_text().filter(|_| !opened.is_foreign());
     let base = config.init_from.as_deref();
     let base = base.and_then(|base| Base::of(base, tokenizer.as_ref()));

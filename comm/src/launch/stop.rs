@@ -6,8 +6,9 @@
 //! watch (`world/watch.rs`) catches it too, to find out why before the process ends. A signal that
 //! the process ignores (as under `nohup`), or that other code handles, is left alone.
 //!
-//! Orders of memory: a handler runs on any thread at any time and reads several of these words, so
-//! all are SeqCst: they change in one order for every thread. Handlers are rare.
+//! Orders of memory: a signal handler runs on any thread at any time and reads several of these
+//! words. They are SeqCst, so every thread sees their changes in the same order. The cost does not
+//! matter: signals are rare.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;

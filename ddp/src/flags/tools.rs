@@ -57,7 +57,7 @@ Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
 /// The flags of `inspect`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub(crate) struct InspectFlags {
-    /// A run's folder, a checkpoint or a model file
+    /// A run's folder, a checkpoint, a Hugging Face folder or a model file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Of a run: the head of the first N lines of its log [default: of all]

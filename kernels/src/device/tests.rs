@@ -170,9 +170,10 @@ fn the_newest_toolkit_wins_by_numbers_not_letters() {
 
 #[test]
 fn folders_of_either_processor_are_searched_and_libraries_of_the_other_one_skipped() {
-    let (ours, others) = match cfg!(target_arch = "aarch64") {
-        true => (183, 62),
-        false => (62, 183),
+    let (ours, others) = if cfg!(target_arch = "aarch64") {
+        (183, 62)
+    } else {
+        (62, 183)
     };
     // As distributions, toolkits and conda name them for x86-64 and for servers with ARM.
     for (folders, here) in [

@@ -7,12 +7,12 @@
 //!
 //! Orders of memory. Names are as in `activity.rs`: the cleared key, a release fence, the words,
 //! the key as a release; the reader acquires the key, reads, and has an acquire fence before it
-//! checks the key again. A key always has the same name, so one that went and came back is right,
-//! too. The ring is written before the lanes' words (releases), and read after them (acquires):
-//! whoever sees the number of a call sees the ring at least up to it. Each word of the ring has the
-//! call's number, so words of two calls do not mix. The two words of a lane may be of different
-//! moments; the watch acts on what stays the same for a time. `joining` and `stopped` are single
-//! words.
+//! checks the key again. If a key goes and comes back during one read, words of another name may be
+//! among them: only the text of an error suffers. The ring is written before the lanes' words
+//! (releases), and read after them (acquires): whoever sees the number of a call sees the ring at
+//! least up to it. Each word of the ring has the call's number, so words of two calls do not mix.
+//! The two words of a lane may be of different moments; the watch acts on what stays the same for a
+//! time. `joining` and `stopped` are single words.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

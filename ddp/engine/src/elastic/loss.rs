@@ -49,9 +49,9 @@ pub(crate) fn continues_after(error: &Error, world: &World, devices: &[Device]) 
     is_of_calls && world.ends_generation()
 }
 
-/// Ends this process if it is new and cannot take part, because its program, settings or data
-/// differ or it has an error of its own. The others continue. `joined` lists the ranks that are new
-/// since the last step.
+/// Ends this process if it has just joined and cannot train: its program, settings or data differ,
+/// or it failed by itself. The other ranks continue. `joined` lists the ranks that joined since the
+/// last step.
 pub(crate) fn leave_if_new(error: &Error, world: &World, joined: &[usize]) {
     let is_new = joined.contains(&world.job_rank(world.rank()));
     let is_other = matches!(error, Error::Comm(ddp_comm::Error::Disagree(_)));

@@ -42,7 +42,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// That of a run which started from `init_from`, and whose data have this tokenizer; None if
+    /// The base of a run that started from `init_from`, with the tokenizer of its data; None if
     /// the run did not start from a Hugging Face folder. Warns about what an export will lack.
     pub fn of(init_from: &Path, tokenizer: Option<&Vocabulary>) -> Option<Base> {
         let read = origin(init_from).and_then(|folder| match folder {
@@ -65,7 +65,7 @@ impl Base {
             files: None,
             ends: Vec::new(),
         };
-        // It names code, which is not exported.
+        // It names Python code, which an export does not have.
         base.config.remove("auto_map");
         let path = folder.join(TOKENIZER_FILE);
         let there = tokenizer.filter(|_| path.is_file());
@@ -101,8 +101,8 @@ impl Base {
         Ok(base)
     }
 
-    /// Whether the model still ends texts as the base does: not if it learnt from conversations
-    /// with another end.
+    /// Whether the model still ends texts with the base's tokens. It does not if it was trained on
+    /// conversations that end otherwise.
     fn keeps_ends(&self, tokenizer: Option<&Vocabulary>, end: Option<usize>) -> bool {
         let has_own = tokenizer.is_some_and(|it| !it.chat_files.is_empty());
         let is_known = |end: usize| self.ends.contains(&(end as u64));
@@ -125,7 +125,7 @@ impl Base {
             .iter()
             .any(|it| own.chat_files.contains_key(it))
         {
-            // A template may be in either.
+            // Either of them may hold the template.
             files.retain(|name, _| ![config, template].contains(name));
         }
         files.extend(own.files().map(|(name, bytes)| (name, bytes.to_vec())));

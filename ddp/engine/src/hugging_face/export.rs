@@ -33,7 +33,7 @@ pub struct Exported<'a> {
     pub params: &'a Params,
     /// The tokenizer of its data, and the token after each document.
     pub tokenizer: Option<(&'a Vocabulary, Option<usize>)>,
-    /// What its run started from.
+    /// The Hugging Face folder that its run started from.
     pub base: Option<Base>,
     /// The type of the numbers in the file: f32 or bf16.
     pub dtype: DType,
